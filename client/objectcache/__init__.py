@@ -1,0 +1,1 @@
+"""ObjectCache's client."""

@@ -1,0 +1,1 @@
+"""What crosses a wire between ObjectCache's processes: layouts, descriptors, messages, errors."""

@@ -1,0 +1,310 @@
+"""The request that names a prefix, its layout and its target (paper, Table 1).
+
+A descriptor is arithmetic, not a manifest: every byte range of a delivery follows from its fields.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.layout import KvLayout, check_geometry, check_int
+from objectcache_schemas.limits import KEY_BYTES_MAX, Limits
+
+T = TypeVar("T")
+
+DESCRIPTOR_VERSION = 1
+TARGET_ID_BYTES = 16
+
+
+class DeliveryMode(enum.Enum):
+    """Order of the payload's bytes."""
+
+    AUTO = "auto"  # the server's threshold rule, paper equation 2
+    LAYERWISE = "layerwise"  # for each layer, for each chunk, its slice
+    CHUNKWISE = "chunkwise"  # chunk after chunk
+
+
+class OnMissing(enum.Enum):
+    """What a get does when a chunk of the prefix is not stored."""
+
+    FAIL = "fail"
+    TRUNCATE = "truncate"
+
+
+class MemoryTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The `rdma_target` map: a part of a registered target, and the tag its events carry.
+
+    The payload is written at `offset_bytes` and must fit `length_bytes`. Layer events of the
+    delivery carry `tag`, which the client chooses.
+    """
+
+    transport: str
+    target_id: bytes
+    offset_bytes: int
+    length_bytes: int
+    tag: int
+
+    def __post_init__(self) -> None:
+        if len(self.target_id) != TARGET_ID_BYTES:
+            raise InvalidRequest(
+                f"rdma_target.target_id must be {TARGET_ID_BYTES} bytes", code="InvalidDescriptor"
+            )
+        for name in ("offset_bytes", "length_bytes", "tag"):
+            _check(f"rdma_target.{name}", getattr(self, name), 0, (1 << 63) - 1)
+
+
+class _WireDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    v: int
+    chunk_keys: tuple[Any, ...]
+    num_layers: int
+    chunk_tokens: int
+    per_layer_chunk_bytes: int
+    delivery: DeliveryMode = DeliveryMode.AUTO
+    layers: tuple[int, int] | None = None
+    on_missing: OnMissing = OnMissing.FAIL
+    compute_window_s: float | None = None
+    rdma_target: MemoryTarget | None = None
+
+
+_DECODER = msgspec.msgpack.Decoder(_WireDescriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A checked descriptor. `chunk_keys` are strings; a binary key has become its lowercase hex.
+
+    Raises `InvalidRequest` (code InvalidDescriptor) when built with a value out of bounds.
+    """
+
+    chunk_keys: tuple[str, ...]
+    num_layers: int
+    chunk_tokens: int
+    per_layer_chunk_bytes: int
+    delivery: DeliveryMode = DeliveryMode.AUTO
+    layers: tuple[int, int] | None = None
+    on_missing: OnMissing = OnMissing.FAIL
+    compute_window_s: float | None = None
+    rdma_target: MemoryTarget | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            check_geometry(self.num_layers, self.chunk_tokens, self.per_layer_chunk_bytes)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, code="InvalidDescriptor") from None
+        if not self.chunk_keys:
+            raise InvalidRequest(
+                "chunk_keys must name at least one chunk", code="InvalidDescriptor"
+            )
+        if self.layers is not None:
+            first, end = self.layers
+            if not 0 <= first < end <= self.num_layers:
+                raise InvalidRequest(
+                    f"layers must be [first, end] with 0 <= first < end <= num_layers "
+                    f"({self.num_layers}), got [{first}, {end}]",
+                    code="InvalidDescriptor",
+                )
+        window_s = self.compute_window_s
+        if window_s is not None and not (math.isfinite(window_s) and window_s >= 0):
+            raise InvalidRequest(
+                "compute_window_s must be a finite number of seconds, 0 or more",
+                code="InvalidDescriptor",
+            )
+
+    @property
+    def first_layer(self) -> int:
+        """First layer to deliver."""
+        return self.layers[0] if self.layers else 0
+
+    @property
+    def end_layer(self) -> int:
+        """One past the last layer to deliver."""
+        return self.layers[1] if self.layers else self.num_layers
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one whole stored chunk: num_layers x per_layer_chunk_bytes."""
+        return self.num_layers * self.per_layer_chunk_bytes
+
+    def payload_bytes(self, chunk_count: int) -> int:
+        """Bytes delivered for the first `chunk_count` chunks, all asked layers."""
+        return chunk_count * (self.end_layer - self.first_layer) * self.per_layer_chunk_bytes
+
+    def check_layout(self, layout: KvLayout) -> None:
+        """Raise `InvalidRequest` (DescriptorMismatch) where the bucket's layout differs."""
+        for name in ("num_layers", "chunk_tokens", "per_layer_chunk_bytes"):
+            mine, its = getattr(self, name), getattr(layout, name)
+            if mine != its:
+                raise InvalidRequest(
+                    f"{name} is {mine} in the descriptor and {its} in the bucket's KV layout",
+                    code="DescriptorMismatch",
+                )
+
+    def to_bytes(self) -> bytes:
+        """The descriptor as a msgpack map, fields in the documented order."""
+        return msgspec.msgpack.encode(
+            _WireDescriptor(
+                v=DESCRIPTOR_VERSION,
+                chunk_keys=self.chunk_keys,
+                num_layers=self.num_layers,
+                chunk_tokens=self.chunk_tokens,
+                per_layer_chunk_bytes=self.per_layer_chunk_bytes,
+                delivery=self.delivery,
+                layers=self.layers,
+                on_missing=self.on_missing,
+                compute_window_s=self.compute_window_s,
+                rdma_target=self.rdma_target,
+            )
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview, limits: Limits) -> Descriptor:
+        """Parse and check a msgpack map from an untrusted peer.
+
+        Raises `InvalidRequest` (InvalidDescriptor, DescriptorTooLarge or KeyTooLongError) with a
+        message that names the field. Work and memory are linear in `len(data)`.
+        """
+        if len(data) > limits.descriptor_bytes_max:
+            raise InvalidRequest(
+                f"the descriptor holds {len(data)} bytes, "
+                f"limits.descriptor_bytes_max is {limits.descriptor_bytes_max}",
+                code="DescriptorTooLarge",
+            )
+        wire = decode_wire(_DECODER, data, "descriptor")
+        _check("v", wire.v, DESCRIPTOR_VERSION, DESCRIPTOR_VERSION)
+        descriptor = cls(
+            checked_keys(wire.chunk_keys, limits.chunks_per_descriptor_max),
+            wire.num_layers,
+            wire.chunk_tokens,
+            wire.per_layer_chunk_bytes,
+            wire.delivery,
+            wire.layers,
+            wire.on_missing,
+            wire.compute_window_s,
+            wire.rdma_target,
+        )
+        payload_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
+        if payload_bytes > limits.payload_bytes_max:
+            raise InvalidRequest(
+                f"the payload would be {payload_bytes} bytes, "
+                f"limits.payload_bytes_max is {limits.payload_bytes_max}",
+                code="DescriptorTooLarge",
+            )
+        return descriptor
+
+    def to_header(self) -> str:
+        """The descriptor for `x-objectcache-descriptor`: base64url without padding."""
+        return base64.urlsafe_b64encode(self.to_bytes()).rstrip(b"=").decode()
+
+    @classmethod
+    def from_header(cls, value: str, limits: Limits) -> Descriptor:
+        """Parse the header form; raises as `from_bytes` does."""
+        return cls.from_bytes(descriptor_header_bytes(value, limits), limits)
+
+
+class MatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /{bucket}?kv-match`."""
+
+    v: int
+    chunk_keys: tuple[Any, ...]
+
+    @staticmethod
+    def keys_from_bytes(data: bytes, limits: Limits) -> tuple[str, ...]:
+        """Parse and check the body; an empty prefix is allowed and matches nothing."""
+        if len(data) > limits.descriptor_bytes_max:
+            raise InvalidRequest(
+                f"the body holds {len(data)} bytes, "
+                f"limits.descriptor_bytes_max is {limits.descriptor_bytes_max}",
+                code="DescriptorTooLarge",
+            )
+        wire = decode_wire(_MATCH_DECODER, data, "match request")
+        _check("v", wire.v, DESCRIPTOR_VERSION, DESCRIPTOR_VERSION)
+        return checked_keys(wire.chunk_keys, limits.chunks_per_descriptor_max)
+
+
+class MatchReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to a match: how many leading chunks are stored."""
+
+    v: int
+    matched: int
+
+
+class DeliveryOutcome(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Body of the response to a get with a target: how the delivery ended."""
+
+    v: int
+    chunk_count: int
+    payload_bytes: int
+    error_code: str | None = None  # None: every layer is in place
+    error_message: str | None = None
+    failed_layer: int | None = None
+
+
+_MATCH_DECODER = msgspec.msgpack.Decoder(MatchRequest)
+
+
+def descriptor_header_bytes(value: str, limits: Limits) -> bytes:
+    """The msgpack bytes behind the header form; raises `InvalidRequest` if it is no base64url."""
+    if len(value) > limits.descriptor_header_bytes_max:
+        raise InvalidRequest(
+            f"the descriptor header holds {len(value)} bytes, limits.descriptor_header_bytes_max "
+            f"is {limits.descriptor_header_bytes_max}; use POST ?kv-get",
+            code="DescriptorTooLarge",
+        )
+    try:
+        return base64.b64decode(value + "=" * (-len(value) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(
+            "x-objectcache-descriptor must be base64url without padding", code="InvalidDescriptor"
+        ) from error
+
+
+def decode_wire(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview, what: str) -> T:
+    """Decode msgpack from an untrusted peer; raises `InvalidRequest` naming the field."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{what}: {error}", code="InvalidDescriptor") from error
+
+
+def checked_keys(keys: tuple[Any, ...], chunks_max: int) -> tuple[str, ...]:
+    """Chunk keys as strings; raises `InvalidRequest` naming the first index that is wrong."""
+    if len(keys) > chunks_max:
+        raise InvalidRequest(
+            f"chunk_keys names {len(keys)} chunks, "
+            f"limits.chunks_per_descriptor_max is {chunks_max}",
+            code="DescriptorTooLarge",
+        )
+    return tuple([_checked_key(index, key) for index, key in enumerate(keys)])
+
+
+def _checked_key(index: int, wire_key: object) -> str:
+    key = wire_key.hex() if isinstance(wire_key, bytes) else wire_key
+    if not isinstance(key, str):
+        raise InvalidRequest(
+            f"chunk_keys[{index}] must be a string or bytes, got {type(key).__name__}",
+            code="InvalidDescriptor",
+        )
+    if not key or "\0" in key:
+        raise InvalidRequest(
+            f"chunk_keys[{index}] must not be empty or hold a NUL", code="InvalidDescriptor"
+        )
+    if len(key) * 4 > KEY_BYTES_MAX and len(key.encode()) > KEY_BYTES_MAX:
+        raise InvalidRequest(
+            f"chunk_keys[{index}] is over {KEY_BYTES_MAX} bytes of UTF-8", code="KeyTooLongError"
+        )
+    return key
+
+
+def _check(name: str, value: int, lowest: int, highest: int) -> None:
+    try:
+        check_int(name, value, lowest, highest)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, code="InvalidDescriptor") from None

@@ -1,0 +1,287 @@
+"""Settings of both processes, from a file, the environment and flags, read once at the start.
+
+Later sources win: defaults, the TOML file, the environment, flags. A key that no setting has is an
+error. `limits` is what both sides must agree on; the other sections are what each process may tune.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import GIB, KIB, MIB, Limits
+
+ENVIRONMENT_PREFIX = "OBJECTCACHE_"
+# Read by the gateway itself and by clients; not settings.
+OTHER_VARIABLES = frozenset(
+    {
+        "OBJECTCACHE_ROOT_ACCESS_KEY",
+        "OBJECTCACHE_ROOT_SECRET_KEY",
+        "OBJECTCACHE_CONFIG",
+        "OBJECTCACHE_ENDPOINT",
+        "OBJECTCACHE_ACCESS_KEY",
+        "OBJECTCACHE_SECRET_KEY",
+    }
+)
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Section = dict[str, Any]
+
+
+class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+def _doc(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class ServerSettings(_Settings, frozen=True):
+    """Where the two processes find their files and each other."""
+
+    data_dir: Annotated[str, _doc("directory of the objects, the index and the credentials")] = ""
+    run_dir: Annotated[
+        str, _doc("directory of the sockets between processes; default DATA_DIR/run")
+    ] = ""
+
+
+class GatewaySettings(_Settings, frozen=True):
+    """The gateway's own."""
+
+    listen: Annotated[str, _doc("host:port to serve HTTP on; port 0 picks a free one")] = (
+        "127.0.0.1:9000"
+    )
+    region: Annotated[str, _doc("the region that buckets are in")] = "us-east-1"
+    virtual_host_domains: Annotated[
+        tuple[str, ...], _doc("host suffixes below which the first label names a bucket")
+    ] = ("localhost",)
+    connections_max: Annotated[Positive, _doc("open client connections; more are refused")] = 4096
+    requests_in_flight_max: Annotated[
+        Positive, _doc("requests served at once; more get SlowDown")
+    ] = 512
+    storage_connections_max: Annotated[
+        Positive, _doc("connections to the storage server, one request each")
+    ] = 512
+    storage_timeout_s: Annotated[
+        Seconds, _doc("longest silence of the storage server before a request fails")
+    ] = 60.0
+    keepalive_timeout_s: Annotated[Seconds, _doc("idle time of a client connection")] = 90.0
+    body_stall_timeout_s: Annotated[
+        Seconds, _doc("longest time a client may neither send nor take a byte of a body")
+    ] = 60.0
+    drain_timeout_s: Annotated[
+        Seconds, _doc("after SIGTERM, time for requests in flight to finish")
+    ] = 20.0
+    clock_skew_s: Annotated[Seconds, _doc("largest difference to a request's date")] = 900.0
+    body_handover: Annotated[
+        bool, _doc("let the storage server write bodies to the client's socket itself")
+    ] = True
+    log_level: Annotated[str, _doc("debug, info, warning or error")] = "info"
+
+
+class StorageSettings(_Settings, frozen=True):
+    """The storage server's own."""
+
+    engine: Annotated[str, _doc("memory or files")] = "files"
+    reader_threads: Annotated[
+        int, msgspec.Meta(ge=0), _doc("threads that read chunks; 0 is one a core, 8 at most")
+    ] = 0
+    fragment_bytes: Annotated[
+        int, msgspec.Meta(ge=64 * KIB, le=64 * MIB), _doc("bytes read and sent as one piece")
+    ] = 2 * MIB
+    delivery_in_flight_bytes_max: Annotated[
+        Positive, _doc("bytes read for one delivery and not yet taken by its client")
+    ] = 8 * MIB
+    server_in_flight_bytes_max: Annotated[
+        Positive, _doc("the same, for all deliveries; a delivery that finds no room gets SlowDown")
+    ] = 256 * MIB
+    deliveries_max: Annotated[Positive, _doc("deliveries at once; more get SlowDown")] = 256
+    layerwise_threshold_bytes: Annotated[
+        int, msgspec.Meta(ge=0), _doc("payload from which delivery: auto is layerwise")
+    ] = 4 * MIB
+    connections_max: Annotated[Positive, _doc("connections from gateways")] = 1024
+    puts_max: Annotated[Positive, _doc("puts at once; more get SlowDown")] = 64
+    put_staging_bytes_max: Annotated[
+        Positive, _doc("bytes of unfinished puts; more get SlowDown")
+    ] = 64 * GIB
+    open_objects_max: Annotated[Positive, _doc("open files kept for the next read")] = 4096
+    send_stall_timeout_s: Annotated[
+        Seconds, _doc("longest time a client may take no byte of a delivery")
+    ] = 60.0
+    delivery_timeout_s: Annotated[Seconds, _doc("longest life of a delivery")] = 600.0
+    targets_bytes_max: Annotated[
+        Positive, _doc("registered memory of one session on the target socket")
+    ] = 64 * GIB
+    sessions_max: Annotated[Positive, _doc("sessions on the target socket")] = 256
+    target_socket_mode: Annotated[
+        str, _doc("permission bits of the target socket, octal; 600 is the server's user only")
+    ] = "600"
+    drain_timeout_s: Annotated[
+        Seconds, _doc("after SIGTERM, time for deliveries and puts to finish")
+    ] = 20.0
+    log_level: Annotated[str, _doc("debug, info, warning or error")] = "info"
+
+
+class Settings(_Settings, frozen=True):
+    """All settings of a deployment."""
+
+    server: ServerSettings = ServerSettings()
+    limits: Limits = Limits()
+    gateway: GatewaySettings = GatewaySettings()
+    storage: StorageSettings = StorageSettings()
+
+    @property
+    def data_dir(self) -> Path:
+        """The data directory; raises `InvalidRequest` where none was given."""
+        if not self.server.data_dir:
+            raise InvalidRequest("server.data_dir is not set; give --data-dir DIR")
+        return Path(self.server.data_dir).absolute()
+
+    @property
+    def run_dir(self) -> Path:
+        """The directory of the processes' sockets."""
+        return (
+            Path(self.server.run_dir).absolute() if self.server.run_dir else self.data_dir / "run"
+        )
+
+    @property
+    def storage_socket(self) -> Path:
+        """Where the storage server takes gateways' requests."""
+        return self.run_dir / "storage.sock"
+
+    @property
+    def target_socket(self) -> Path:
+        """Where the storage server takes clients' targets."""
+        return self.run_dir / "targets.sock"
+
+
+SECTIONS = tuple(field.name for field in msgspec.structs.fields(Settings))
+
+
+def load_settings(
+    file: Path | None, environment: Mapping[str, str], assignments: Sequence[str] = ()
+) -> Settings:
+    """Settings from a TOML file, OBJECTCACHE_SECTION_KEY variables and `section.key=value` flags.
+
+    Raises `InvalidRequest` naming the source and the key for anything unknown or out of bounds.
+    """
+    sections: dict[str, Section] = {}
+    if file is not None:
+        _merge(sections, _from_file(file))
+        _convert(sections, str(file))
+    _merge(sections, _from_environment(environment))
+    _convert(sections, "the environment")
+    _merge(sections, _from_assignments(assignments))
+    return _convert(sections, "a flag")
+
+
+def _merge(sections: dict[str, Section], more: Mapping[str, Section]) -> None:
+    for section, values in more.items():
+        sections.setdefault(section, {}).update(values)
+
+
+def _convert(sections: Mapping[str, Section], source: str) -> Settings:
+    try:
+        return msgspec.convert(sections, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"settings, in {source}: {error}") from error
+
+
+def _from_file(file: Path) -> dict[str, Section]:
+    try:
+        values = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"settings file {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidRequest(f"settings file {file}: {error}") from error
+    for name, section in values.items():
+        if name not in SECTIONS or not isinstance(section, dict):
+            known = ", ".join(f"[{known}]" for known in SECTIONS)
+            raise InvalidRequest(f"settings file {file}: {name!r} is not one of {known}")
+    return values
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Section]:
+    sections: dict[str, Section] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        section, _, key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("_")
+        _assign(sections, section, key, text, f"environment variable {variable}")
+    return sections
+
+
+def _from_assignments(assignments: Sequence[str]) -> dict[str, Section]:
+    sections: dict[str, Section] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        section, _, key = name.partition(".")
+        if not equals:
+            raise InvalidRequest(f"--set {assignment}: write section.key=value")
+        _assign(sections, section, key, text, f"--set {name}")
+    return sections
+
+
+def _assign(sections: dict[str, Section], section: str, key: str, text: str, source: str) -> None:
+    fields = {known.name: known for known in setting_fields(section)} if section in SECTIONS else {}
+    if key not in fields:
+        raise InvalidRequest(f"{source}: no setting is called {section}.{key}")
+    is_list = isinstance(fields[key].default, tuple)
+    value: object = [part for part in text.split(",") if part] if is_list else text
+    sections.setdefault(section, {})[key] = value
+
+
+def setting_fields(section: str) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The settings of one section, for the documentation and the command line."""
+    struct = type(getattr(Settings(), section))
+    return msgspec.structs.fields(struct)
+
+
+def parse_command_line(
+    program: str, description: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[Settings, argparse.Namespace]:
+    """Settings of one process from its command line, the file that names, and the environment.
+
+    Raises `InvalidRequest` as `load_settings` does; exits as argparse does on wrong flags. The
+    namespace holds `exit_with_stdin`.
+    """
+    parser = argparse.ArgumentParser(program, description=description)
+    add_settings_arguments(parser)
+    parser.add_argument(
+        "--exit-with-stdin",
+        action="store_true",
+        help="drain and stop when standard input ends (for a supervisor)",
+    )
+    namespace = parser.parse_args(arguments)
+    return settings_from_arguments(namespace, environment), namespace
+
+
+def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --config, --data-dir and --set."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file of settings")
+    parser.add_argument("--data-dir", metavar="DIR", help="short for --set server.data_dir=DIR")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any setting of docs/settings.md; may be repeated",
+    )
+
+
+def settings_from_arguments(
+    namespace: argparse.Namespace, environment: Mapping[str, str]
+) -> Settings:
+    """Settings from what `add_settings_arguments` parsed."""
+    file = namespace.config or environment.get("OBJECTCACHE_CONFIG")
+    assignments: list[str] = list(namespace.set)
+    if namespace.data_dir:
+        assignments.insert(0, f"server.data_dir={namespace.data_dir}")
+    return load_settings(Path(file) if file else None, environment, assignments)

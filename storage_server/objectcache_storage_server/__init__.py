@@ -1,0 +1,1 @@
+"""The storage server: engines, plans, deliveries and the transports that carry them."""

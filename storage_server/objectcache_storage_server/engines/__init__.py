@@ -1,0 +1,1 @@
+"""Where chunks and objects live. `base` is the contract; each other module is one engine."""

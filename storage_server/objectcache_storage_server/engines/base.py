@@ -1,0 +1,271 @@
+"""The engine contract.
+
+Every method blocks and may be called from any thread; the storage server calls them from worker
+threads. Errors are those of `objectcache_schemas.errors`, translated where the engine meets the
+system; nothing above an engine catches `OSError`.
+
+Buckets whose name begins with a dot belong to the storage server itself; `buckets` does not list
+them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from objectcache_schemas.errors import NotFound, PreconditionFailed
+from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.messages import BucketInfo, Condition, ObjectAttributes, ObjectInfo
+
+CHECKSUM_BLOCK_BYTES = 64 * KIB  # where no slice size is known
+ALWAYS = Condition()
+NO_ATTRIBUTES = ObjectAttributes()
+COPY_BYTES = 1 * MIB  # piece of a copy through memory; a multiple of CHECKSUM_BLOCK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """What an engine can do; checked once at the start, never by trying."""
+
+    name: str
+    persistent: bool  # acknowledged objects outlive the process
+    alignment_bytes: int = 1  # of memory that is read into, for full speed
+    reads_into_shared_memory: bool = True  # without a copy of its own in between
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one object's bytes lie in its source: layer l of S bytes is at base + l * slots * S.
+
+    An object on its own has `slots` 1, which is one contiguous run.
+    """
+
+    source: int
+    base_bytes: int
+    slots: int = 1
+
+
+class Read(NamedTuple):
+    """One contiguous read of a source, and where it lands in the caller's buffer."""
+
+    source: int
+    offset_bytes: int
+    length_bytes: int
+    landing_offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPut:
+    """A staged object with what will be stored beside its bytes."""
+
+    staged: Staged
+    etag: str
+    attributes: ObjectAttributes = NO_ATTRIBUTES
+
+
+class Committed(NamedTuple):
+    """One object of a commit. `existed` is true only under `Condition(immutable=True)`."""
+
+    info: ObjectInfo
+    existed: bool
+
+
+class Staged(ABC):
+    """An object being written, visible to nobody until `Engine.commit`.
+
+    One thread writes to it at a time.
+    """
+
+    bucket: str
+    key: str
+    checksum_block_bytes: int
+
+    @abstractmethod
+    def write_at(self, offset_bytes: int, data: memoryview) -> None:
+        """Store `data` at `offset_bytes`, in any order, each byte once.
+
+        `offset_bytes` is a multiple of `checksum_block_bytes`, and so is the length unless the
+        write ends the object. The data may be reused when the call returns. Raises `StorageFull`.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget the object and its space. No effect after a commit, or a second time."""
+
+
+class OpenObjects(ABC):
+    """Objects pinned for reading: their bytes do not change until `close`, whatever else happens.
+
+    `infos` is in the order asked; None where nothing is stored. Reads may run in many threads at
+    once, but not at the same time as `close`.
+    """
+
+    infos: Sequence[ObjectInfo | None]
+
+    @abstractmethod
+    def placements(self) -> Sequence[Placement]:
+        """Where each object's bytes lie; only when every object is stored."""
+
+    @abstractmethod
+    def read_many(self, reads: Sequence[Read], buffer: memoryview) -> None:
+        """Carry out every read into the caller's writable `buffer`, checked against checksums.
+
+        On an error the buffer's content is undefined. Raises `DamagedData` with
+        `details.key` where bytes do not match their checksum; the object is dropped from the index,
+        so that it reads as missing from then on.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unpin. A second call has no effect."""
+
+    def read_into(self, index: int, offset_bytes: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes of object `index` from `offset_bytes` on.
+
+        For objects that lie in one run (`slots` 1), as all do that are not chunks.
+        """
+        place = self.placements()[index]
+        assert place.slots == 1
+        self.read_many(
+            [Read(place.source, place.base_bytes + offset_bytes, len(buffer), 0)], buffer
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Engine(ABC):
+    """A place where objects live."""
+
+    capabilities: EngineCapabilities
+
+    # --- buckets ---
+
+    @abstractmethod
+    def create_bucket(self, bucket: BucketInfo) -> None:
+        """Create it. Raises `Conflict`: BucketAlreadyOwnedByYou, or BucketAlreadyExists if the
+        owner differs.
+        """
+
+    @abstractmethod
+    def bucket(self, name: str) -> BucketInfo:
+        """Look it up. Raises `NotFound` (NoSuchBucket), as every method below does."""
+
+    @abstractmethod
+    def buckets(self) -> list[BucketInfo]:
+        """All buckets by name, without those that begin with a dot."""
+
+    @abstractmethod
+    def delete_bucket(self, name: str) -> None:
+        """Delete it if it is empty. Raises `Conflict` (BucketNotEmpty)."""
+
+    @abstractmethod
+    def set_layout(self, name: str, layout: KvLayout) -> None:
+        """Give it a KV layout; the same layout again is a success.
+
+        Raises `Conflict` (KvLayoutConflict) where it has another, or holds any object whose size is
+        not `layout.chunk_bytes`.
+        """
+
+    # --- writing ---
+
+    @abstractmethod
+    def stage(
+        self, bucket: str, key: str, checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
+    ) -> Staged:
+        """Begin an object. Nothing of it is visible or survives a restart until `commit`."""
+
+    @abstractmethod
+    def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
+        """Make all visible together, durably, or none. The keys are of one bucket and distinct.
+
+        Returns only when a crash can no longer lose them. Under `condition.immutable` a key that
+        is stored already with the same bytes is left as it is and counts as a success. On any
+        error nothing is visible and every staged object is discarded. Raises
+        `PreconditionFailed`, `Conflict` (ContentConflict), `StorageFull`; NotFound (NoSuchKey)
+        for `condition.etag` without an object. A key in a bucket with a KV layout is always
+        immutable.
+        """
+
+    @abstractmethod
+    def delete(self, bucket: str, keys: Sequence[str]) -> int:
+        """Delete what is stored of `keys`, durably, and count it. Open objects stay readable."""
+
+    # --- reading ---
+
+    @abstractmethod
+    def stat(self, bucket: str, key: str) -> ObjectInfo:
+        """Look an object up. Raises `NotFound` (NoSuchKey)."""
+
+    @abstractmethod
+    def match(self, bucket: str, keys: Sequence[str]) -> int:
+        """How many leading keys are stored. Work is bounded by that number, not by `len(keys)`."""
+
+    @abstractmethod
+    def open_many(self, bucket: str, keys: Sequence[str]) -> OpenObjects:
+        """Pin objects for reading; a key that is not stored has None in `infos`."""
+
+    @abstractmethod
+    def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
+        """Objects with the prefix and a key greater than `start_after`, by UTF-8 bytes of the key,
+        at most `limit`.
+        """
+
+    # --- the engine itself ---
+
+    @property
+    @abstractmethod
+    def damaged_count(self) -> int:
+        """Objects dropped since the start because their bytes failed a checksum."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and threads. Unfinished staged objects are lost."""
+
+    def copy(
+        self,
+        source_bucket: str,
+        source_key: str,
+        staged: Staged,
+        offset_bytes: int = 0,
+        length_bytes: int | None = None,
+        source_etag: str = "",
+    ) -> int:
+        """Write a range of a stored object to a staged one from its start; returns the bytes.
+
+        Raises `PreconditionFailed` where the source's ETag is not `source_etag`. Through memory, in
+        pieces of COPY_BYTES; an engine that can do better overrides it.
+        """
+        with self.open_many(source_bucket, [source_key]) as opened:
+            info = opened.infos[0]
+            if info is None:
+                raise NotFound(f"{source_key!r} is not stored", key=source_key)
+            check_etag(info, source_etag)
+            end_bytes = info.size_bytes if length_bytes is None else offset_bytes + length_bytes
+            assert 0 <= offset_bytes <= end_bytes <= info.size_bytes
+            piece = memoryview(bytearray(min(COPY_BYTES, end_bytes - offset_bytes)))
+            position = offset_bytes
+            while position < end_bytes:
+                part = piece[: end_bytes - position]
+                opened.read_into(0, position, part)
+                staged.write_at(position - offset_bytes, part)
+                position += len(part)
+            return end_bytes - offset_bytes
+
+
+def check_etag(info: ObjectInfo, etag: str) -> None:
+    """Raise `PreconditionFailed` unless `etag` is empty, "*" or the object's own."""
+    if etag not in ("", "*", info.etag):
+        raise PreconditionFailed(f"the ETag of {info.key!r} is {info.etag}, not {etag}")
