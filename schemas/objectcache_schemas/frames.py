@@ -27,7 +27,7 @@ class FrameError(Exception):
     """The peer sent something that is no frame of this protocol; the connection is useless."""
 
 
-def frame_length(header: bytes | memoryview, bytes_max: int) -> int:
+def frame_length(header: bytes | bytearray | memoryview, bytes_max: int) -> int:
     """Length of the frame that a 4-byte header announces; raises `FrameError` over the limit."""
     (length,) = LENGTH.unpack(header)
     if length > bytes_max:

@@ -73,10 +73,10 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         2.1, H_i = Hash(H_{i-1} || tokens_i).
         """
         ids = np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else np.asarray(tokens)
-        if ids.size and (ids.min() < 0 or ids.max() >= 1 << 32):
+        if ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 1 << 32):
             raise InvalidRequest("tokens must be ids from 0 to 2**32 - 1")
         chunk_count = ids.size // self.chunk_tokens
-        rows = ids[: chunk_count * self.chunk_tokens].astype("<u4").reshape(chunk_count, -1)
+        rows = ids[: chunk_count * self.chunk_tokens].astype("<u4").reshape(chunk_count, self.chunk_tokens)
         return list(rolling_keys(self.key_seed(), rows))
 
 

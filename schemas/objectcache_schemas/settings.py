@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.limits import GIB, KIB, MIB, Limits
+from objectcache_schemas.limits import GIB, KIB, MIB, Limits, Positive
 
 ENVIRONMENT_PREFIX = "OBJECTCACHE_"
 # Read by the gateway itself and by clients; not settings.
@@ -30,7 +30,6 @@ OTHER_VARIABLES = frozenset(
     }
 )
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Section = dict[str, Any]
 

@@ -68,7 +68,9 @@ class StagedPut:
 
 
 class Committed(NamedTuple):
-    """One object of a commit. `existed` is true only under `Condition(immutable=True)`."""
+    """One object of a commit. `existed`: under an immutable key the same bytes were stored already;
+    `info` is then what is stored.
+    """
 
     info: ObjectInfo
     existed: bool
@@ -196,7 +198,8 @@ class Engine(ABC):
         error nothing is visible and every staged object is discarded. Raises
         `PreconditionFailed`, `Conflict` (ContentConflict), `StorageFull`; NotFound (NoSuchKey)
         for `condition.etag` without an object. A key in a bucket with a KV layout is always
-        immutable.
+        immutable, and an object of another size than the layout's chunks raises `InvalidRequest`
+        (DescriptorMismatch).
         """
 
     @abstractmethod

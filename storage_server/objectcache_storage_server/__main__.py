@@ -1,0 +1,89 @@
+"""`python -m objectcache_storage_server`: run one storage server until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+import uvloop
+
+from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+from objectcache_schemas.settings import Settings, parse_command_line
+from objectcache_storage_server import multipart
+from objectcache_storage_server.engines.base import Engine
+from objectcache_storage_server.engines.files import FilesEngine
+from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.server import StorageServer
+from objectcache_storage_server.service import Service
+
+DESCRIPTION = "Run ObjectCache's storage server: engines, deliveries and their transports."
+
+logger = logging.getLogger("objectcache.storage_server")
+
+
+def open_engine(settings: Settings) -> Engine:
+    """The engine that `storage.engine` names. Raises `InvalidRequest`, `Unavailable`."""
+    match settings.storage.engine:
+        case "memory":
+            return MemoryEngine()
+        case "files":
+            return FilesEngine(settings.data_dir, settings.storage.open_objects_max)
+        case unknown:
+            raise InvalidRequest(f"storage.engine must be memory or files, got {unknown!r}")
+
+
+async def run(settings: Settings, exit_with_stdin: bool) -> None:
+    """Serve until SIGTERM, SIGINT or (if asked) the end of standard input; then drain."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if exit_with_stdin:
+        loop.add_reader(sys.stdin.fileno(), _read_stdin, stop)
+    engine = open_engine(settings)
+    multipart.create_bucket(engine)
+    service = Service(settings, engine)
+    server = StorageServer(service)
+    await server.start()
+    print(f"ready storage {settings.storage_socket}", flush=True)
+    logger.info("serving with engine %s, pid %d", engine.capabilities.name, os.getpid())
+    await stop.wait()
+    logger.info("stopping: draining for up to %g s", settings.storage.drain_timeout_s)
+    await server.drain(settings.storage.drain_timeout_s)
+    service.close()
+
+
+def _read_stdin(stop: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        stop.set()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    try:
+        settings, namespace = parse_command_line(
+            "objectcache storage",
+            DESCRIPTION,
+            sys.argv[1:] if arguments is None else arguments,
+            os.environ,
+        )
+        logging.basicConfig(
+            level=settings.storage.log_level.upper(),
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        uvloop.run(run(settings, namespace.exit_with_stdin))
+    except InvalidRequest as error:
+        print(f"objectcache storage: {error}", file=sys.stderr)
+        return 2
+    except ObjectCacheError as error:
+        print(f"objectcache storage: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

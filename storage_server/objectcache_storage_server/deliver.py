@@ -1,0 +1,174 @@
+"""Running deliveries: reader threads carry out the fragments that the schedule chooses.
+
+A delivery owns its opened objects and its transport, and lets both go when its last reader has
+left, whichever way it ended. Reader threads never wait for a client: a delivery without room is not
+ready, and is woken when room comes back.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
+from objectcache_storage_server.engines.base import OpenObjects
+from objectcache_storage_server.plan import Fragment, Plan
+from objectcache_storage_server.schedule import RoundRobin
+from objectcache_storage_server.transports.base import Transport
+
+logger = logging.getLogger("objectcache.storage_server.deliver")
+
+
+class DeliveryState(enum.Enum):
+    """Life of a delivery."""
+
+    RUNNING = "running"
+    COMPLETE = "complete"
+    FAILED = "failed"  # an error, or cancelled
+
+
+class Delivery:
+    """One retrieval under way.
+
+    `on_end` is called once, in whichever thread ended it, after the opened objects and the
+    transport were let go.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        opened: OpenObjects,
+        transport: Transport,
+        on_end: Callable[[Delivery], None],
+        name: str = "",
+    ) -> None:
+        self.plan = plan
+        self.name = name
+        self.state = DeliveryState.RUNNING
+        self.error: ObjectCacheError | None = None
+        self._opened = opened
+        self._transport = transport
+        self._on_end = on_end
+        self._fragments: Iterator[Fragment] = plan.fragments()
+        self._next = next(self._fragments, None)
+        self._progress = plan.progress()
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._ended = False
+
+    @property
+    def end_layer(self) -> int:
+        """All delivered layers below this are in place."""
+        return self._progress.end_layer
+
+    def take(self) -> Fragment | None:
+        """See `schedule.Job.take`; the caller must `execute` what it gets."""
+        with self._lock:
+            fragment = self._next
+            if fragment is None or self.state is not DeliveryState.RUNNING:
+                return None
+            if not self._transport.reserve(fragment.offset_bytes, fragment.length_bytes):
+                return None
+            self._next = next(self._fragments, None)
+            self._readers += 1
+            return fragment
+
+    def execute(self, fragment: Fragment) -> None:
+        """Read a fragment into the transport's memory, and announce what it completes."""
+        try:
+            view = self._transport.memory(fragment.offset_bytes, fragment.length_bytes)
+            self._opened.read_many(self.plan.reads(fragment), view)
+            self._finish(fragment)
+        except ObjectCacheError as error:
+            self.fail(error)
+        except Exception as error:
+            logger.exception("delivery %s: reading failed", self.name)
+            self.fail(DeliveryFailed(f"reading failed: {type(error).__name__}"))
+        finally:
+            with self._lock:
+                self._readers -= 1
+            self._end_if_idle()
+
+    def _finish(self, fragment: Fragment) -> None:
+        with self._lock:
+            if self.state is not DeliveryState.RUNNING:
+                return
+            self._transport.written(fragment.offset_bytes, fragment.length_bytes)
+            end_layer = self._progress.finish(fragment)
+            if end_layer is None:
+                return
+            self._transport.announce(end_layer)
+            if end_layer == self.plan.end_layer:
+                self.state = DeliveryState.COMPLETE
+
+    def fail(self, error: ObjectCacheError) -> None:
+        """End the delivery with an error; no effect once it has ended."""
+        with self._lock:
+            if self.state is not DeliveryState.RUNNING:
+                return
+            self.state = DeliveryState.FAILED
+            self.error = error
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        with self._lock:
+            if self._ended or self._readers or self.state is DeliveryState.RUNNING:
+                return
+            self._ended = True
+        self._opened.close()
+        if self.error is not None:
+            self._transport.fail(self.end_layer, self.error)
+        self._transport.close()
+        self._on_end(self)
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.name} {self.state.value}, layers below {self.end_layer} in place>"
+
+
+class Dispatcher:
+    """A fixed number of threads that read fragments for all deliveries in turn."""
+
+    def __init__(self, thread_count: int) -> None:
+        self._condition = threading.Condition()
+        self._schedule: RoundRobin[Delivery] = RoundRobin()
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"reader-{number}", daemon=True)
+            for number in range(thread_count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self, delivery: Delivery) -> None:
+        """The delivery is new, or has room again."""
+        with self._condition:
+            self._schedule.wake(delivery)
+            self._condition.notify_all()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            delivery, fragment = work
+            delivery.execute(fragment)
+            del work, delivery, fragment  # an idle thread must not keep a delivery alive
+
+    def _next(self) -> tuple[Delivery, Fragment] | None:
+        with self._condition:
+            while not self._closing:
+                work = self._schedule.next()
+                if work is not None:
+                    return work
+                self._condition.wait()
+            return None
+
+    def close(self) -> None:
+        """Stop the threads; each finishes the fragment it is reading."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {len(self._threads)} threads, {self._schedule!r}>"

@@ -1,0 +1,79 @@
+"""Checksums of an object's blocks: xxh3_64 of every `block_bytes` bytes, the last block shorter.
+
+They find rot, not forgery. Pure: bytes in, numbers out.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import xxhash
+
+from objectcache_schemas.limits import KIB, MIB
+
+BLOCK_BYTES_MIN = 64 * KIB  # smaller blocks cost more per byte; used only where a caller asks
+BLOCK_BYTES_MAX = 1 * MIB  # a read of one byte verifies a whole block
+
+block_checksum = xxhash.xxh3_64_intdigest
+
+
+def stored_block_bytes(checksum_block_bytes: int) -> int:
+    """The block size to store for objects that are written in multiples of `checksum_block_bytes`.
+
+    The same, or where that is over BLOCK_BYTES_MAX its largest divisor from BLOCK_BYTES_MIN to
+    BLOCK_BYTES_MAX; a number without such a divisor stays as it is.
+    """
+    assert checksum_block_bytes > 0
+    if checksum_block_bytes <= BLOCK_BYTES_MAX:
+        return checksum_block_bytes
+    fewest = -(-checksum_block_bytes // BLOCK_BYTES_MAX)
+    for count in range(fewest, checksum_block_bytes // BLOCK_BYTES_MIN + 1):
+        if checksum_block_bytes % count == 0:
+            return checksum_block_bytes // count
+    return checksum_block_bytes
+
+
+def block_count(size_bytes: int, block_bytes: int) -> int:
+    """Blocks of an object; none for an empty one."""
+    return -(-size_bytes // block_bytes)
+
+
+def block_checksums(data: memoryview, block_bytes: int) -> list[int]:
+    """Checksums of `data`, which begins at a block's begin."""
+    if len(data) <= block_bytes:
+        return [block_checksum(data)] if data else []
+    return [
+        block_checksum(data[begin : begin + block_bytes])
+        for begin in range(0, len(data), block_bytes)
+    ]
+
+
+class BlockHasher:
+    """Checksums of bytes that arrive in order, in pieces of any length."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._open_bytes = 0  # of the block that is not complete
+        self._hasher = xxhash.xxh3_64()
+        self._complete = array("Q")
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes."""
+        while data:
+            part = data[: self._block_bytes - self._open_bytes]
+            self._hasher.update(part)
+            self._open_bytes += len(part)
+            data = data[len(part) :]
+            if self._open_bytes == self._block_bytes:
+                self._end_block()
+
+    def finish(self) -> array[int]:
+        """The checksums of all blocks; the last one may be short."""
+        if self._open_bytes:
+            self._end_block()
+        return self._complete
+
+    def _end_block(self) -> None:
+        self._complete.append(self._hasher.intdigest())
+        self._hasher.reset()
+        self._open_bytes = 0

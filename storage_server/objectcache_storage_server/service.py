@@ -1,0 +1,137 @@
+"""What all connections share: the engine, the dispatcher, memory, targets and the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
+from objectcache_schemas.messages import Health
+from objectcache_schemas.settings import Settings
+from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.deliver import Delivery, Dispatcher
+from objectcache_storage_server.engines.base import Engine
+from objectcache_storage_server.targets import TargetRegistry
+from objectcache_storage_server.tickets import TicketBook
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READER_THREADS_MAX = 8  # more threads only wait for each other's interpreter lock
+ENGINE_THREADS = 16  # calls that write, flush or look up; each blocks on the device
+
+
+class Service:
+    """The storage server without its sockets."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        storage = settings.storage
+        self.settings = settings
+        self.storage = storage
+        self.limits = settings.limits
+        self.engine = engine
+        self.pool = BufferPool(storage.fragment_bytes, storage.server_in_flight_bytes_max)
+        self.registry = TargetRegistry(storage.targets_bytes_max)
+        self.tickets = TicketBook()
+        self.dispatcher = Dispatcher(
+            storage.reader_threads or min(READER_THREADS_MAX, os.cpu_count() or 1)
+        )
+        self.draining = False
+        self.host_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self._executor = ThreadPoolExecutor(ENGINE_THREADS, "engine")
+        self._deliveries: set[Delivery] = set()
+        self._puts = self._put_bytes = 0
+        self._lock = threading.Lock()
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking engine call in a worker thread.
+
+        If the caller is cancelled the call still runs to its end.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
+
+    # --- deliveries ---
+
+    def admit_delivery(self) -> None:
+        """Raise `Busy` or `Unavailable` if no delivery may begin now."""
+        if self.draining:
+            raise Unavailable("the storage server is stopping")
+        if len(self._deliveries) >= self.storage.deliveries_max:
+            raise Busy(
+                f"{len(self._deliveries)} deliveries are running, "
+                f"storage.deliveries_max is {self.storage.deliveries_max}",
+                retry_after_s=1.0,
+            )
+
+    def start(self, delivery: Delivery) -> None:
+        """Let the readers have it."""
+        with self._lock:
+            self._deliveries.add(delivery)
+        self.dispatcher.wake(delivery)
+
+    def ended(self, delivery: Delivery) -> None:
+        """The delivery let everything go; from any thread."""
+        with self._lock:
+            self._deliveries.discard(delivery)
+
+    @property
+    def deliveries_in_flight(self) -> int:
+        """Deliveries that hold objects or memory."""
+        return len(self._deliveries)
+
+    # --- puts ---
+
+    def admit_put(self, staged_bytes: int) -> None:
+        """Count a put in, or raise `Busy`; `end_put` counts it out."""
+        if self.draining:
+            raise Unavailable("the storage server is stopping")
+        with self._lock:
+            if self._puts >= self.storage.puts_max:
+                raise Busy(
+                    f"{self._puts} puts are running, storage.puts_max is {self.storage.puts_max}",
+                    retry_after_s=1.0,
+                )
+            if staged_bytes > self.storage.put_staging_bytes_max:
+                raise InvalidRequest(
+                    f"the put has {staged_bytes} bytes, storage.put_staging_bytes_max is "
+                    f"{self.storage.put_staging_bytes_max}",
+                    code="EntityTooLarge",
+                )
+            if self._put_bytes + staged_bytes > self.storage.put_staging_bytes_max:
+                raise Busy(
+                    f"unfinished puts hold {self._put_bytes} bytes, storage.put_staging_bytes_max "
+                    f"is {self.storage.put_staging_bytes_max}",
+                    retry_after_s=1.0,
+                )
+            self._puts += 1
+            self._put_bytes += staged_bytes
+
+    def end_put(self, staged_bytes: int) -> None:
+        """Count a put out."""
+        with self._lock:
+            self._puts -= 1
+            self._put_bytes -= staged_bytes
+
+    # --- the whole ---
+
+    def health(self) -> Health:
+        """The state that health checks and the admin view show."""
+        return Health(
+            engine=self.engine.capabilities.name,
+            deliveries_in_flight=len(self._deliveries),
+            in_flight_bytes=self.pool.promised_bytes,
+            damaged_count=self.engine.damaged_count,
+            draining=self.draining,
+        )
+
+    def close(self) -> None:
+        """Stop the threads and the engine; nothing may be running."""
+        self.dispatcher.close()
+        self._executor.shutdown()
+        self.engine.close()

@@ -1,0 +1,191 @@
+"""Registered client memory: who owns it, who writes to it, and when it may be let go.
+
+A target belongs to the identity whose session registered it and dies with that session. Deliveries
+hold a `Lease` while they write; released memory is unmapped when the last lease ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Callable
+
+from objectcache_schemas.descriptor import TARGET_ID_BYTES, MemoryTarget
+from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError
+
+TARGETS_PER_SESSION_MAX = 256
+# linux/fcntl.h; Python names F_GET_SEALS but not on every platform it is typed for
+_F_GET_SEALS = 1034
+_F_SEAL_SHRINK = 0x0002
+
+
+class Target:
+    """One registered memory file, mapped writable."""
+
+    def __init__(self, target_id: bytes, owner: TargetOwner, memory: mmap.mmap) -> None:
+        self.target_id = target_id
+        self.owner = owner
+        self.length_bytes = len(memory)
+        self.view: memoryview | None = memoryview(memory)
+        self.leases: set[Lease] = set()
+        self.released = False
+        self.on_unmapped: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Target {self.length_bytes} bytes, {len(self.leases)} deliveries>"
+
+
+class Lease:
+    """A delivery's right to write to a part of a target."""
+
+    def __init__(self, registry: TargetRegistry, target: Target, view: memoryview) -> None:
+        self._registry = registry
+        self.target = target
+        self.view = view
+        self.cancel: Callable[[ObjectCacheError], None] | None = None
+
+    def on_release(self, cancel: Callable[[ObjectCacheError], None]) -> None:
+        """Have `cancel` called when the target is released, at once if it has been."""
+        self._registry.set_cancel(self, cancel)
+
+    def end(self) -> None:
+        """Nothing writes under this lease any more. A second call has no effect."""
+        self._registry.end_lease(self)
+
+
+class TargetOwner:
+    """What a session is to the registry: an identity, and a budget of memory."""
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+        self.targets: dict[bytes, Target] = {}
+        self.registered_bytes = 0
+
+
+class TargetRegistry:
+    """All targets of this server. Thread-safe."""
+
+    def __init__(self, bytes_per_owner_max: int) -> None:
+        self._bytes_per_owner_max = bytes_per_owner_max
+        self._targets: dict[bytes, Target] = {}
+        self._lock = threading.Lock()
+
+    def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> Target:
+        """Map a memory file. The caller keeps (and closes) the file descriptor.
+
+        Raises `InvalidRequest` for a file that is not regular, is shorter than `length_bytes`, is
+        not sealed against shrinking (a shrunk file would kill the server that writes to it), or is
+        over the session's budget.
+        """
+        if len(owner.targets) >= TARGETS_PER_SESSION_MAX:
+            raise InvalidRequest(f"a session may register {TARGETS_PER_SESSION_MAX} targets")
+        total_bytes = owner.registered_bytes + length_bytes
+        if not length_bytes > 0 or total_bytes > self._bytes_per_owner_max:
+            raise InvalidRequest(
+                f"length_bytes: the session's targets would hold {total_bytes} bytes, "
+                f"storage.targets_bytes_max is {self._bytes_per_owner_max}"
+            )
+        _check_memory_file(descriptor, length_bytes)
+        try:
+            memory = mmap.mmap(descriptor, length_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            raise InvalidRequest(
+                f"the memory file cannot be mapped writable: {error.strerror}"
+            ) from error
+        target = Target(secrets.token_bytes(TARGET_ID_BYTES), owner, memory)
+        with self._lock:
+            self._targets[target.target_id] = target
+            owner.targets[target.target_id] = target
+            owner.registered_bytes += length_bytes
+        return target
+
+    def lease(self, identity: str, asked: MemoryTarget, payload_bytes: int) -> Lease:
+        """The right to write a payload. Raises `NotFound` (NoSuchTarget) unless this identity
+        registered the target, `InvalidRequest` where the payload would leave its bounds.
+        """
+        with self._lock:
+            target = self._targets.get(asked.target_id)
+            if target is None or target.view is None or target.owner.identity != identity:
+                raise NotFound("rdma_target.target_id is not registered", code="NoSuchTarget")
+            if asked.offset_bytes + asked.length_bytes > target.length_bytes:
+                raise InvalidRequest(
+                    f"rdma_target: offset_bytes + length_bytes is "
+                    f"{asked.offset_bytes + asked.length_bytes}, the target holds "
+                    f"{target.length_bytes} bytes",
+                    code="InvalidDescriptor",
+                )
+            if payload_bytes > asked.length_bytes:
+                raise InvalidRequest(
+                    f"rdma_target.length_bytes is {asked.length_bytes}, "
+                    f"the payload has {payload_bytes} bytes",
+                    code="InvalidDescriptor",
+                )
+            view = target.view[asked.offset_bytes : asked.offset_bytes + payload_bytes]
+            lease = Lease(self, target, view)
+            target.leases.add(lease)
+            return lease
+
+    def set_cancel(self, lease: Lease, cancel: Callable[[ObjectCacheError], None]) -> None:
+        """See `Lease.on_release`."""
+        with self._lock:
+            lease.cancel = cancel
+            released = lease.target.released
+        if released:
+            cancel(_released())
+
+    def end_lease(self, lease: Lease) -> None:
+        """See `Lease.end`."""
+        with self._lock:
+            lease.view.release()
+            lease.target.leases.discard(lease)
+            lease.cancel = None
+        self._unmap_if_idle(lease.target)
+
+    def release(self, target: Target, on_unmapped: Callable[[], None]) -> None:
+        """Take the target out of use: no new lease, running deliveries are cancelled, and
+        `on_unmapped` is called (in whichever thread) once nothing writes to it.
+        """
+        with self._lock:
+            if self._targets.pop(target.target_id, None) is None:
+                return
+            del target.owner.targets[target.target_id]
+            target.owner.registered_bytes -= target.length_bytes
+            target.released = True
+            target.on_unmapped = on_unmapped
+            cancels = [lease.cancel for lease in target.leases if lease.cancel]
+        for cancel in cancels:
+            cancel(_released())
+        self._unmap_if_idle(target)
+
+    def _unmap_if_idle(self, target: Target) -> None:
+        with self._lock:
+            if not target.released or target.leases or target.view is None:
+                return
+            target.view.release()
+            target.view = None  # the mapping goes with its last reference
+            done = target.on_unmapped
+        if done is not None:
+            done()
+
+    def __repr__(self) -> str:
+        return f"<TargetRegistry {len(self._targets)} targets>"
+
+
+def _released() -> NotFound:
+    return NotFound("the target was released", code="NoSuchTarget")
+
+
+def _check_memory_file(descriptor: int, length_bytes: int) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size < length_bytes:
+        raise InvalidRequest(f"the memory file must be a file of at least {length_bytes} bytes")
+    try:
+        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
+    except OSError:
+        seals = 0
+    if not seals & _F_SEAL_SHRINK:
+        raise InvalidRequest("the memory file must be sealed with F_SEAL_SHRINK")

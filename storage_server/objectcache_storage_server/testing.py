@@ -1,0 +1,254 @@
+"""Engines that wrap another engine: slower, faulty, or counted.
+
+Each passes every call through `WrappedEngine.call`, the one place where behaviour is added.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
+from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.messages import BucketInfo, Condition, ObjectInfo
+from objectcache_storage_server.engines.base import (
+    ALWAYS,
+    CHECKSUM_BLOCK_BYTES,
+    Committed,
+    Engine,
+    OpenObjects,
+    Placement,
+    Read,
+    Staged,
+    StagedPut,
+)
+
+T = TypeVar("T")
+
+READS = frozenset({"stat", "match", "open_many", "scan", "read_many"})
+WRITES = frozenset({"stage", "write_at", "commit", "delete"})
+
+
+class WrappedEngine(Engine):
+    """An engine that behaves as `inner` does; owns it, and closes it."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+        self.capabilities = inner.capabilities
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.inner!r}>"
+
+    def call(self, operation: str, size_bytes: int, action: Callable[[], T]) -> T:
+        """Carry out one operation of the contract, by its method's name.
+
+        `size_bytes` is what `read_many` reads or `write_at` writes, else 0.
+        """
+        return action()
+
+    def create_bucket(self, bucket: BucketInfo) -> None:
+        self.call("create_bucket", 0, lambda: self.inner.create_bucket(bucket))
+
+    def bucket(self, name: str) -> BucketInfo:
+        return self.call("bucket", 0, lambda: self.inner.bucket(name))
+
+    def buckets(self) -> list[BucketInfo]:
+        return self.call("buckets", 0, self.inner.buckets)
+
+    def delete_bucket(self, name: str) -> None:
+        self.call("delete_bucket", 0, lambda: self.inner.delete_bucket(name))
+
+    def set_layout(self, name: str, layout: KvLayout) -> None:
+        self.call("set_layout", 0, lambda: self.inner.set_layout(name, layout))
+
+    def stage(
+        self, bucket: str, key: str, checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
+    ) -> Staged:
+        staged = self.call("stage", 0, lambda: self.inner.stage(bucket, key, checksum_block_bytes))
+        return WrappedStaged(self, staged)
+
+    def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
+        inner_puts = [replace(put, staged=_unwrapped(put.staged)) for put in puts]
+        try:
+            return self.call("commit", 0, lambda: self.inner.commit(inner_puts, condition))
+        finally:
+            for put in inner_puts:
+                put.staged.discard()
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> int:
+        return self.call("delete", 0, lambda: self.inner.delete(bucket, keys))
+
+    def stat(self, bucket: str, key: str) -> ObjectInfo:
+        return self.call("stat", 0, lambda: self.inner.stat(bucket, key))
+
+    def match(self, bucket: str, keys: Sequence[str]) -> int:
+        return self.call("match", 0, lambda: self.inner.match(bucket, keys))
+
+    def open_many(self, bucket: str, keys: Sequence[str]) -> OpenObjects:
+        opened = self.call("open_many", 0, lambda: self.inner.open_many(bucket, keys))
+        return WrappedOpenObjects(self, opened)
+
+    def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
+        return self.call("scan", 0, lambda: self.inner.scan(bucket, prefix, start_after, limit))
+
+    @property
+    def damaged_count(self) -> int:
+        return self.inner.damaged_count
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class WrappedStaged(Staged):
+    """A staged object of a `WrappedEngine`."""
+
+    def __init__(self, engine: WrappedEngine, inner: Staged) -> None:
+        self.inner = inner
+        self.bucket = inner.bucket
+        self.key = inner.key
+        self.checksum_block_bytes = inner.checksum_block_bytes
+        self._engine = engine
+
+    def write_at(self, offset_bytes: int, data: memoryview) -> None:
+        self._engine.call("write_at", len(data), lambda: self.inner.write_at(offset_bytes, data))
+
+    def discard(self) -> None:
+        self.inner.discard()
+
+
+class WrappedOpenObjects(OpenObjects):
+    """Open objects of a `WrappedEngine`."""
+
+    def __init__(self, engine: WrappedEngine, inner: OpenObjects) -> None:
+        self.inner = inner
+        self.infos = inner.infos
+        self._engine = engine
+
+    def placements(self) -> Sequence[Placement]:
+        return self.inner.placements()
+
+    def read_many(self, reads: Sequence[Read], buffer: memoryview) -> None:
+        size_bytes = sum(read.length_bytes for read in reads)
+        self._engine.call("read_many", size_bytes, lambda: self.inner.read_many(reads, buffer))
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class SlowEngine(WrappedEngine):
+    """Every operation waits before it begins: a fixed time, and a time for its bytes."""
+
+    def __init__(
+        self,
+        inner: Engine,
+        *,
+        read_delay_s: float = 0.0,
+        write_delay_s: float = 0.0,
+        rate_bytes_per_s: float | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(inner)
+        self._delay_s = dict.fromkeys(READS, read_delay_s) | dict.fromkeys(WRITES, write_delay_s)
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self._sleep = sleep
+
+    def call(self, operation: str, size_bytes: int, action: Callable[[], T]) -> T:
+        delay_s = self._delay_s.get(operation, 0.0)
+        if self._rate_bytes_per_s is not None:
+            delay_s += size_bytes / self._rate_bytes_per_s
+        if delay_s > 0:
+            self._sleep(delay_s)
+        return action()
+
+
+class FaultyEngine(WrappedEngine):
+    """Operations fail before they begin, with probability `fault_rate`, the same for one seed.
+
+    Reads raise `Unavailable`, writes `StorageFull`; each message holds the seed and the number of
+    the call. Calls from one thread fail in the same order every time.
+    """
+
+    def __init__(
+        self,
+        inner: Engine,
+        seed: int,
+        *,
+        fault_rate: float = 0.1,
+        operations: Collection[str] = READS | WRITES,
+    ) -> None:
+        super().__init__(inner)
+        assert set(operations) <= READS | WRITES, operations
+        self.fault_count = 0
+        self._seed = seed
+        self._random = random.Random(seed)  # noqa: S311  repeatable faults, not secrets
+        self._fault_rate = fault_rate
+        self._operations = frozenset(operations)
+        self._call_count = 0
+        self._lock = threading.Lock()
+
+    def call(self, operation: str, size_bytes: int, action: Callable[[], T]) -> T:
+        if operation in self._operations:
+            with self._lock:
+                self._call_count += 1
+                fails = self._random.random() < self._fault_rate
+                self.fault_count += fails
+                call_number = self._call_count
+            if fails:
+                raise self._fault(operation, call_number)
+        return action()
+
+    def _fault(self, operation: str, call_number: int) -> ObjectCacheError:
+        error_class = StorageFull if operation in WRITES else Unavailable
+        return error_class(f"injected into {operation}: seed {self._seed}, call {call_number}")
+
+
+@dataclass(slots=True)
+class Meter:
+    """What an engine was asked to do, by operation."""
+
+    calls: Counter[str] = field(default_factory=Counter[str])
+    failures: Counter[str] = field(default_factory=Counter[str])
+    size_bytes: Counter[str] = field(default_factory=Counter[str])
+    busy_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    in_flight: int = 0
+    in_flight_highest: int = 0
+
+
+class MeteredEngine(WrappedEngine):
+    """Counts calls, failures, bytes and (summed over threads) seconds in `meter`."""
+
+    def __init__(self, inner: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(inner)
+        self.meter = Meter()
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def call(self, operation: str, size_bytes: int, action: Callable[[], T]) -> T:
+        meter = self.meter
+        with self._lock:
+            meter.calls[operation] += 1
+            meter.in_flight += 1
+            meter.in_flight_highest = max(meter.in_flight_highest, meter.in_flight)
+        start_s = self._clock()
+        succeeded = False
+        try:
+            result = action()
+            succeeded = True
+            return result
+        finally:
+            with self._lock:
+                meter.in_flight -= 1
+                meter.busy_s[operation] += self._clock() - start_s
+                if succeeded:
+                    meter.size_bytes[operation] += size_bytes
+                else:
+                    meter.failures[operation] += 1
+
+
+def _unwrapped(staged: Staged) -> Staged:
+    return staged.inner if isinstance(staged, WrappedStaged) else staged

@@ -1,0 +1,51 @@
+"""Tickets: how an identity that HTTP authenticated joins the target socket.
+
+Pure; time is an argument. A ticket is good once and for a short time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from objectcache_schemas.errors import AccessDenied, Busy
+
+TICKET_BYTES = 32
+TICKET_LIFE_S = 30.0
+TICKETS_MAX = 4096
+
+
+class TicketBook:
+    """Tickets that were given out and not yet redeemed."""
+
+    def __init__(self) -> None:
+        self._identities: dict[bytes, tuple[str, float]] = {}  # by hash, in order of expiry
+
+    def issue(self, identity: str, now_s: float) -> bytes:
+        """A ticket for `identity`. Raises `Busy` when too many are open."""
+        self._forget_expired(now_s)
+        if len(self._identities) >= TICKETS_MAX:
+            raise Busy(f"{TICKETS_MAX} sessions are being opened", retry_after_s=TICKET_LIFE_S)
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        self._identities[_digest(ticket)] = (identity, now_s + TICKET_LIFE_S)
+        return ticket
+
+    def redeem(self, ticket: bytes, now_s: float) -> str:
+        """The identity behind a ticket, which is void from now on. Raises `AccessDenied`."""
+        self._forget_expired(now_s)
+        entry = self._identities.pop(_digest(ticket), None)
+        if entry is None:
+            raise AccessDenied("the session ticket is unknown, used or expired; ask for another")
+        return entry[0]
+
+    def _forget_expired(self, now_s: float) -> None:
+        while self._identities:
+            digest = next(iter(self._identities))
+            if self._identities[digest][1] > now_s:
+                return
+            del self._identities[digest]
+
+
+def _digest(ticket: bytes) -> bytes:
+    # Looking up a hash takes a time that says nothing about the tickets that exist.
+    return hashlib.sha256(ticket).digest()

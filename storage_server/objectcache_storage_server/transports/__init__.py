@@ -1,0 +1,1 @@
+"""How bytes reach a client. `base` is the contract; each other module is one transport."""

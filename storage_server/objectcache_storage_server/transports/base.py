@@ -1,0 +1,49 @@
+"""The transport contract: memory to read into, then written, announced, failed or closed.
+
+A transport belongs to one delivery. Reader threads call it, several at once; no method blocks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from objectcache_schemas.errors import ObjectCacheError
+
+
+class Transport(ABC):
+    """Carries one delivery's payload to its client."""
+
+    name: str
+
+    @abstractmethod
+    def reserve(self, offset_bytes: int, length_bytes: int) -> bool:
+        """Claim room for a piece of the payload; false if there is none now.
+
+        Pieces are reserved in payload order. The delivery is woken when room comes back.
+        """
+
+    @abstractmethod
+    def memory(self, offset_bytes: int, length_bytes: int) -> memoryview:
+        """The writable memory of a reserved piece. The caller alone writes there, until `written`
+        or `close`.
+        """
+
+    @abstractmethod
+    def written(self, offset_bytes: int, length_bytes: int) -> None:
+        """The piece is complete. Pieces complete in any order."""
+
+    @abstractmethod
+    def announce(self, end_layer: int) -> None:
+        """All delivered layers below `end_layer` are complete. The watermark only rises."""
+
+    @abstractmethod
+    def fail(self, failed_layer: int, error: ObjectCacheError) -> None:
+        """The delivery has ended early; tell the client, as far as the transport can.
+
+        Nothing is being written any more. Called at most once, before `close`, and never after the
+        last layer was announced.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing will write any more: release the memory. A second call has no effect."""

@@ -1,0 +1,104 @@
+"""Into a connected socket, in payload order: the client's own, or the gateway's.
+
+Readers fill buffers of the delivery's grant in any order; a coroutine sends them in order. The
+grant bounds how far reading runs ahead of a slow client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
+from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.sockets import StreamSocket
+from objectcache_storage_server.transports.base import Transport
+
+
+class BodyTransport(Transport):
+    """Carries a delivery into a socket; `send` is the sending side.
+
+    The grant holds at least one fragment. `wake` is called, in the event loop, whenever room has
+    come back.
+    """
+
+    name = "body"
+
+    def __init__(self, pool: BufferPool, granted_bytes: int, wake: Callable[[], None]) -> None:
+        self._pool = pool
+        self._granted_bytes = granted_bytes
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._room_bytes = granted_bytes
+        self._buffers: dict[int, memoryview] = {}  # by offset in the payload
+        self._complete: set[int] = set()
+        self._changed = asyncio.Event()
+        self._error: ObjectCacheError | None = None
+        self._closed = False
+
+    def reserve(self, offset_bytes: int, length_bytes: int) -> bool:
+        with self._lock:
+            if length_bytes > self._room_bytes:
+                return False
+            self._room_bytes -= length_bytes
+        self._buffers[offset_bytes] = self._pool.take(length_bytes)
+        return True
+
+    def memory(self, offset_bytes: int, length_bytes: int) -> memoryview:
+        return self._buffers[offset_bytes]
+
+    def written(self, offset_bytes: int, length_bytes: int) -> None:
+        self._complete.add(offset_bytes)
+        self._notify()
+
+    def announce(self, end_layer: int) -> None:
+        """Layer boundaries of a body are arithmetic; the bytes themselves announce."""
+
+    def fail(self, failed_layer: int, error: ObjectCacheError) -> None:
+        self._error = error
+        self._notify()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pool.release(self._granted_bytes)
+
+    def _notify(self) -> None:
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def send(self, socket: StreamSocket, payload_bytes: int, stall_timeout_s: float) -> None:
+        """Send the whole payload. Runs in the event loop.
+
+        Raises the delivery's error if it failed, and `DeliveryFailed` when the socket's peer is
+        gone or took nothing for `stall_timeout_s`.
+        """
+        position_bytes = 0
+        while position_bytes < payload_bytes:
+            while position_bytes not in self._complete:
+                if self._error is not None:
+                    raise self._error
+                await self._changed.wait()
+                self._changed.clear()
+            view = self._buffers[position_bytes]
+            await self._send_piece(socket, view, stall_timeout_s)
+            self._complete.discard(position_bytes)
+            del self._buffers[position_bytes]
+            position_bytes += len(view)
+            self._pool.put(view)
+            with self._lock:
+                self._room_bytes += len(view)
+            self._wake()
+
+    async def _send_piece(
+        self, socket: StreamSocket, view: memoryview, stall_timeout_s: float
+    ) -> None:
+        try:
+            await socket.send_all(view, stall_timeout_s)
+        except TimeoutError as error:
+            raise DeliveryFailed(
+                f"the client took no byte for {stall_timeout_s:g} s (storage.send_stall_timeout_s)"
+            ) from error
+        except OSError as error:
+            raise DeliveryFailed(f"the client is gone: {error.strerror}") from error

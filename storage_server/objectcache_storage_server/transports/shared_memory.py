@@ -1,0 +1,44 @@
+"""Into memory that a client on the same host registered: the engine reads straight into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from objectcache_schemas.errors import ObjectCacheError
+from objectcache_schemas.messages import DeliveryFailure, LayersReady
+from objectcache_storage_server.targets import Lease
+from objectcache_storage_server.transports.base import Transport
+
+
+class SharedMemoryTransport(Transport):
+    """Writes under a lease, and announces layers to the session that registered the target.
+
+    `post` sends an event to that session, from any thread, without waiting.
+    """
+
+    name = "shared_memory"
+
+    def __init__(self, lease: Lease, tag: int, post: Callable[[msgspec.Struct], None]) -> None:
+        self._lease = lease
+        self._tag = tag
+        self._post = post
+
+    def reserve(self, offset_bytes: int, length_bytes: int) -> bool:
+        return True
+
+    def memory(self, offset_bytes: int, length_bytes: int) -> memoryview:
+        return self._lease.view[offset_bytes : offset_bytes + length_bytes]
+
+    def written(self, offset_bytes: int, length_bytes: int) -> None:
+        """The bytes are where they belong already."""
+
+    def announce(self, end_layer: int) -> None:
+        self._post(LayersReady(tag=self._tag, end_layer=end_layer))
+
+    def fail(self, failed_layer: int, error: ObjectCacheError) -> None:
+        self._post(DeliveryFailure(tag=self._tag, failed_layer=failed_layer, error=error.to_wire()))
+
+    def close(self) -> None:
+        self._lease.end()

@@ -1,0 +1,653 @@
+"""Every rule of the engine contract, for every engine."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from objectcache_schemas.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    ObjectCacheError,
+    PreconditionFailed,
+)
+from objectcache_schemas.messages import Condition, ObjectAttributes
+from objectcache_storage_server.engines.base import (
+    COPY_BYTES,
+    Engine,
+    Placement,
+    Read,
+    StagedPut,
+)
+from objectcache_storage_server.engines.files import FilesEngine
+from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.testing import MeteredEngine, SlowEngine
+from tests.contract.engine_suite import (
+    BUCKET,
+    LAYOUT,
+    ODD_KEYS,
+    content,
+    put,
+    put_batch,
+    read,
+    read_range,
+    staged_put,
+    stored_keys,
+)
+
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "memory": lambda _: MemoryEngine(),
+    "files": lambda folder: FilesEngine(folder, open_objects_max=64),
+    "files-uncached": lambda folder: FilesEngine(folder, open_objects_max=1),
+    "metered": lambda _: MeteredEngine(MemoryEngine()),
+    "slow": lambda _: SlowEngine(MemoryEngine()),
+}
+IMMUTABLE = Condition(immutable=True)
+ABSENT = Condition(absent=True)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    opened = ENGINES[request.param](tmp_path / "data")
+    opened.create_bucket(BUCKET)
+    yield opened
+    opened.close()
+
+
+def code_of(action: Callable[[], object]) -> str:
+    with pytest.raises(ObjectCacheError) as caught:
+        action()
+    return caught.value.code
+
+
+# --- buckets ---
+
+
+def test_a_bucket_is_found_as_it_was_created(engine: Engine) -> None:
+    assert engine.bucket(BUCKET.name) == BUCKET
+
+
+def test_creating_a_bucket_twice_says_whose_it_is(engine: Engine) -> None:
+    other = msgspec.structs.replace(BUCKET, owner="somebody else")
+    assert code_of(lambda: engine.create_bucket(BUCKET)) == "BucketAlreadyOwnedByYou"
+    assert code_of(lambda: engine.create_bucket(other)) == "BucketAlreadyExists"
+
+
+def test_buckets_are_listed_by_name_without_the_servers_own(engine: Engine) -> None:
+    for name in ("zebra", ".uploads", "alpha"):
+        engine.create_bucket(msgspec.structs.replace(BUCKET, name=name))
+    assert [bucket.name for bucket in engine.buckets()] == ["alpha", "bucket", "zebra"]
+    assert engine.bucket(".uploads").name == ".uploads"
+
+
+def test_only_an_empty_bucket_is_deleted(engine: Engine) -> None:
+    put(engine, "key", b"data")
+    assert code_of(lambda: engine.delete_bucket(BUCKET.name)) == "BucketNotEmpty"
+    engine.delete(BUCKET.name, ["key"])
+    engine.delete_bucket(BUCKET.name)
+    assert code_of(lambda: engine.bucket(BUCKET.name)) == "NoSuchBucket"
+
+
+def test_a_bucket_created_again_is_empty(engine: Engine) -> None:
+    put(engine, "key", b"data")
+    read(engine, "key")
+    engine.delete(BUCKET.name, ["key"])
+    engine.delete_bucket(BUCKET.name)
+    engine.create_bucket(BUCKET)
+    assert read(engine, "key") is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda e: e.bucket("none"),
+        lambda e: e.delete_bucket("none"),
+        lambda e: e.set_layout("none", LAYOUT),
+        lambda e: e.stage("none", "key"),
+        lambda e: e.delete("none", ["key"]),
+        lambda e: e.stat("none", "key"),
+        lambda e: e.match("none", ["key"]),
+        lambda e: e.open_many("none", ["key"]),
+        lambda e: e.scan("none", "", "", 1),
+    ],
+)
+def test_every_method_says_that_a_bucket_does_not_exist(
+    engine: Engine, call: Callable[[Engine], object]
+) -> None:
+    assert code_of(lambda: call(engine)) == "NoSuchBucket"
+
+
+def test_a_commit_into_a_bucket_deleted_meanwhile_fails(engine: Engine) -> None:
+    staged = staged_put(engine, "key", b"data")
+    engine.delete_bucket(BUCKET.name)
+    assert code_of(lambda: engine.commit([staged])) == "NoSuchBucket"
+
+
+def test_buckets_do_not_share_keys(engine: Engine) -> None:
+    engine.create_bucket(msgspec.structs.replace(BUCKET, name="second"))
+    put(engine, "key", b"one")
+    put(engine, "key", b"two", bucket="second")
+    assert (read(engine, "key"), read(engine, "key", "second")) == (b"one", b"two")
+    assert engine.delete("second", ["key"]) == 1
+    assert read(engine, "key") == b"one"
+
+
+# --- layouts ---
+
+
+def test_a_layout_is_kept_and_may_be_given_again(engine: Engine) -> None:
+    engine.set_layout(BUCKET.name, LAYOUT)
+    engine.set_layout(BUCKET.name, LAYOUT)
+    assert engine.bucket(BUCKET.name).layout == LAYOUT
+
+
+def test_another_layout_is_a_conflict(engine: Engine) -> None:
+    engine.set_layout(BUCKET.name, LAYOUT)
+    other = msgspec.structs.replace(LAYOUT, fingerprint="other weights")
+    assert code_of(lambda: engine.set_layout(BUCKET.name, other)) == "KvLayoutConflict"
+    assert engine.bucket(BUCKET.name).layout == LAYOUT
+
+
+def test_a_layout_conflicts_only_with_objects_of_another_size(engine: Engine) -> None:
+    put(engine, "fits", content("fits", LAYOUT.chunk_bytes))
+    put(engine, "too long", content("too long", LAYOUT.chunk_bytes + 1))
+    assert code_of(lambda: engine.set_layout(BUCKET.name, LAYOUT)) == "KvLayoutConflict"
+    engine.delete(BUCKET.name, ["too long"])
+    engine.set_layout(BUCKET.name, LAYOUT)
+
+
+def test_keys_of_a_bucket_with_a_layout_are_immutable(engine: Engine) -> None:
+    engine.set_layout(BUCKET.name, LAYOUT)
+    data = content("chunk", LAYOUT.chunk_bytes)
+    assert not put(engine, "key", data).existed
+    assert put(engine, "key", data).existed
+    other = content("other", LAYOUT.chunk_bytes)
+    assert code_of(lambda: put(engine, "key", other)) == "ContentConflict"
+    assert read(engine, "key") == data
+
+
+def test_a_bucket_with_a_layout_takes_no_object_of_another_size(engine: Engine) -> None:
+    staged = staged_put(engine, "key", content("short", LAYOUT.chunk_bytes - 1))
+    engine.set_layout(BUCKET.name, LAYOUT)
+    assert code_of(lambda: engine.commit([staged])) == "DescriptorMismatch"
+    assert read(engine, "key") is None
+
+
+# --- writing ---
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 65_535, 65_536, 65_537, 3 * 65_536, 1_000_003])
+def test_an_object_reads_back_as_it_was_put(engine: Engine, size_bytes: int) -> None:
+    data = content(size_bytes, size_bytes)
+    info = put(engine, "key", data, etag="abc").info
+    assert (info.key, info.size_bytes, info.etag) == ("key", size_bytes, "abc")
+    assert read(engine, "key") == data
+
+
+def test_attributes_are_kept(engine: Engine) -> None:
+    attributes = ObjectAttributes(
+        content_type="text/plain",
+        user_metadata={"name": "v\u00e4lue", "empty": ""},
+        checksums={"crc32": "AAAAAA=="},
+        part_sizes_bytes=(5, 6),
+    )
+    info = put(engine, "key", b"data", attributes=attributes).info
+    assert info.attributes == attributes
+    assert engine.stat(BUCKET.name, "key") == info
+    assert engine.scan(BUCKET.name, "", "", 1) == [info]
+    with engine.open_many(BUCKET.name, ["key"]) as opened:
+        assert opened.infos == [info]
+
+
+def test_blocks_may_be_written_in_any_order(engine: Engine) -> None:
+    block_bytes, data = 1000, content("blocks", 7 * 1000 + 321)
+    for order in ([7, 0, 3, 1, 6, 2, 5, 4], [4, 5, 2, 6, 1, 3, 0, 7]):
+        staged = engine.stage(BUCKET.name, f"key {order[0]}", block_bytes)
+        for block in order:
+            begin = block * block_bytes
+            staged.write_at(begin, memoryview(data)[begin : begin + block_bytes])
+        engine.commit([StagedPut(staged, "etag")])
+        assert read(engine, staged.key) == data
+
+
+def test_written_memory_may_be_used_again_at_once(engine: Engine) -> None:
+    buffer = bytearray(b"first")
+    staged = engine.stage(BUCKET.name, "key", 5)
+    staged.write_at(0, memoryview(buffer))
+    buffer[:] = b"other"
+    engine.commit([StagedPut(staged, "etag")])
+    assert read(engine, "key") == b"first"
+
+
+def test_chunks_may_be_written_layer_after_layer(engine: Engine) -> None:
+    layers, slice_bytes = LAYOUT.num_layers, LAYOUT.per_layer_chunk_bytes
+    chunks = {f"chunk {i}": content(i, LAYOUT.chunk_bytes) for i in range(5)}
+    staged = {key: engine.stage(BUCKET.name, key, slice_bytes) for key in chunks}
+    for layer in range(layers):
+        begin = layer * slice_bytes
+        for key, data in chunks.items():
+            staged[key].write_at(begin, memoryview(data)[begin : begin + slice_bytes])
+    engine.commit([StagedPut(each, "etag") for each in staged.values()], IMMUTABLE)
+    assert {key: read(engine, key) for key in chunks} == chunks
+
+
+def test_nothing_is_visible_before_the_commit(engine: Engine) -> None:
+    staged = staged_put(engine, "key", b"data")
+    assert read(engine, "key") is None
+    assert engine.match(BUCKET.name, ["key"]) == 0
+    assert stored_keys(engine) == []
+    engine.commit([staged])
+    assert read(engine, "key") == b"data"
+
+
+def test_a_discarded_object_is_forgotten(engine: Engine) -> None:
+    staged = engine.stage(BUCKET.name, "key")
+    staged.write_at(0, memoryview(b"data"))
+    staged.discard()
+    staged.discard()
+    assert read(engine, "key") is None
+
+
+def test_discarding_after_the_commit_changes_nothing(engine: Engine) -> None:
+    staged = staged_put(engine, "key", b"data")
+    engine.commit([staged])
+    staged.staged.discard()
+    assert read(engine, "key") == b"data"
+
+
+def test_an_empty_commit_does_nothing(engine: Engine) -> None:
+    assert engine.commit([]) == []
+
+
+def test_an_overwrite_replaces_bytes_etag_and_attributes(engine: Engine) -> None:
+    put(engine, "key", b"old", etag="1", attributes=ObjectAttributes(content_type="a/b"))
+    assert read(engine, "key") == b"old"
+    committed = put(engine, "key", b"newer", etag="2")
+    assert not committed.existed
+    assert read(engine, "key") == b"newer"
+    assert engine.stat(BUCKET.name, "key") == committed.info
+    assert stored_keys(engine) == ["key"]
+
+
+# --- conditions ---
+
+
+def test_absent_refuses_a_stored_key(engine: Engine) -> None:
+    put(engine, "key", b"old", ABSENT)
+    with pytest.raises(PreconditionFailed):
+        put(engine, "key", b"old", ABSENT)
+    engine.delete(BUCKET.name, ["key"])
+    put(engine, "key", b"new", ABSENT)
+    assert read(engine, "key") == b"new"
+
+
+def test_an_etag_condition_compares_with_what_is_stored(engine: Engine) -> None:
+    assert code_of(lambda: put(engine, "key", b"x", Condition(etag="1"))) == "NoSuchKey"
+    assert code_of(lambda: put(engine, "key", b"x", Condition(etag="*"))) == "NoSuchKey"
+    put(engine, "key", b"one", etag="1")
+    assert code_of(lambda: put(engine, "key", b"x", Condition(etag="2"))) == "PreconditionFailed"
+    put(engine, "key", b"two", Condition(etag="1"), etag="2")
+    put(engine, "key", b"three", Condition(etag="*"), etag="3")
+    assert read(engine, "key") == b"three"
+
+
+def test_an_immutable_put_of_the_same_bytes_keeps_what_is_stored(engine: Engine) -> None:
+    first = put(engine, "key", b"data", IMMUTABLE, etag="1")
+    second = put(engine, "key", b"data", IMMUTABLE, etag="2")
+    assert (first.existed, second.existed) == (False, True)
+    assert second.info == first.info == engine.stat(BUCKET.name, "key")
+
+
+@pytest.mark.parametrize("other", [b"dat", b"datas", b"Data", b""])
+def test_an_immutable_put_of_other_bytes_is_a_conflict(engine: Engine, other: bytes) -> None:
+    put(engine, "key", b"data")
+    assert code_of(lambda: put(engine, "key", other, IMMUTABLE)) == "ContentConflict"
+    assert read(engine, "key") == b"data"
+
+
+@pytest.mark.parametrize(("first", "second"), [(1000, 64), (64, 1000), (1, 4096), (4096, 3)])
+def test_the_same_bytes_are_the_same_in_blocks_of_any_size(
+    engine: Engine, first: int, second: int
+) -> None:
+    data = content("same", 10_007)
+    other = data[:-1] + bytes([data[-1] ^ 1])
+    put(engine, "key", data, block_bytes=first)
+    assert put(engine, "key", data, IMMUTABLE, block_bytes=second).existed
+    with pytest.raises(Conflict):
+        put(engine, "key", other, IMMUTABLE, block_bytes=second)
+
+
+@pytest.mark.parametrize(
+    ("condition", "code"),
+    [(ABSENT, "PreconditionFailed"), (IMMUTABLE, "ContentConflict")],
+)
+def test_one_refused_key_stores_nothing_of_the_commit(
+    engine: Engine, condition: Condition, code: str
+) -> None:
+    put(engine, "b", b"stored")
+    batch = {"a": b"1", "b": b"other", "c": b"3"}
+    assert code_of(lambda: put_batch(engine, batch, condition)) == code
+    assert stored_keys(engine) == ["b"]
+    assert read(engine, "b") == b"stored"
+
+
+def test_a_commit_tells_new_objects_from_existing_ones(engine: Engine) -> None:
+    put_batch(engine, {"a": b"1", "c": b"3"})
+    committed = put_batch(engine, {"a": b"1", "b": b"2", "c": b"3", "d": b"4"}, IMMUTABLE)
+    assert [each.existed for each in committed] == [True, False, True, False]
+    assert [each.info.key for each in committed] == ["a", "b", "c", "d"]
+    assert stored_keys(engine) == ["a", "b", "c", "d"]
+
+
+# --- deleting ---
+
+
+def test_delete_counts_what_was_stored(engine: Engine) -> None:
+    put_batch(engine, {"a": b"1", "b": b"2", "c": b"3"})
+    assert engine.delete(BUCKET.name, ["a", "missing", "c"]) == 2
+    assert engine.delete(BUCKET.name, ["a", "c"]) == 0
+    assert engine.delete(BUCKET.name, []) == 0
+    assert stored_keys(engine) == ["b"]
+
+
+def test_many_keys_are_deleted_at_once(engine: Engine) -> None:
+    keys = [f"{i:04}" for i in range(700)]
+    put_batch(engine, dict.fromkeys(keys, b""))
+    assert engine.delete(BUCKET.name, keys[1:]) == 699
+    assert stored_keys(engine) == keys[:1]
+
+
+# --- reading ---
+
+
+def test_stat_of_a_missing_key_names_it(engine: Engine) -> None:
+    with pytest.raises(NotFound, match="missing") as caught:
+        engine.stat(BUCKET.name, "missing")
+    assert (caught.value.code, caught.value.details.key) == ("NoSuchKey", "missing")
+
+
+def test_match_counts_leading_keys_only(engine: Engine) -> None:
+    put_batch(engine, {f"{i:04}": b"" for i in range(1500) if i != 1234})
+    keys = [f"{i:04}" for i in range(1500)]
+    assert engine.match(BUCKET.name, keys) == 1234
+    assert engine.match(BUCKET.name, keys[1235:]) == 265
+    assert engine.match(BUCKET.name, keys[:15]) == 15
+    assert engine.match(BUCKET.name, keys[1234:]) == 0
+    assert engine.match(BUCKET.name, []) == 0
+    assert engine.match(BUCKET.name, ["0000", "0000", "0001"]) == 3
+
+
+def test_open_objects_keep_the_order_asked_and_say_what_is_missing(engine: Engine) -> None:
+    put_batch(engine, {"a": b"1", "b": b"22"})
+    with engine.open_many(BUCKET.name, ["b", "missing", "a", "b"]) as opened:
+        sizes = [info and info.size_bytes for info in opened.infos]
+    assert sizes == [2, None, 1, 2]
+
+
+def test_many_objects_open_at_once(engine: Engine) -> None:
+    objects = {f"{i}": content(i, 10 + i) for i in range(600)}
+    put_batch(engine, objects)
+    for keys in (list(objects), list(reversed(objects))):
+        with engine.open_many(BUCKET.name, keys) as opened:
+            assert len(opened.placements()) == 600
+            for index, key in enumerate(keys):
+                assert read_range(opened, index, 0, len(objects[key])) == objects[key]
+
+
+def test_reads_land_where_they_are_told(engine: Engine) -> None:
+    slice_bytes, layers, count = 1024, 4, 3
+    chunks = [content(i, layers * slice_bytes) for i in range(count)]
+    for i, data in enumerate(chunks):
+        put(engine, f"{i}", data, block_bytes=slice_bytes)
+    expected = b"".join(
+        chunk[layer * slice_bytes : (layer + 1) * slice_bytes]
+        for layer in range(layers)
+        for chunk in chunks
+    )
+    with engine.open_many(BUCKET.name, ["0", "1", "2"]) as opened:
+        reads: list[Read] = []
+        for layer, (index, place) in itertools.product(
+            range(layers), enumerate(opened.placements())
+        ):
+            offset_bytes = place.base_bytes + layer * place.slots * slice_bytes
+            landing = (layer * count + index) * slice_bytes
+            reads.append(Read(place.source, offset_bytes, slice_bytes, landing))
+        buffer = bytearray(len(expected) + 10)
+        opened.read_many(reads, memoryview(buffer))
+    assert buffer == expected + bytes(10)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 64, 100, 1000])
+def test_ragged_ranges_are_exact_at_every_alignment(engine: Engine, block_bytes: int) -> None:
+    data = content("ragged", 237)
+    put(engine, "key", data, block_bytes=block_bytes)
+    with engine.open_many(BUCKET.name, ["key"]) as opened:
+        for begin in range(0, len(data) + 1, 3):
+            for end in range(begin, len(data) + 1, 2):
+                assert read_range(opened, 0, begin, end - begin) == data[begin:end]
+
+
+@pytest.mark.parametrize("block_bytes", [65_536, 300_000, 1 << 20, 3 << 20, (1 << 20) + 7])
+def test_ragged_ranges_of_large_blocks_are_exact(engine: Engine, block_bytes: int) -> None:
+    data = content("large", 2 * block_bytes + block_bytes // 3)
+    put(engine, "key", data, block_bytes=block_bytes)
+    edges = [0, 1, block_bytes - 1, block_bytes, block_bytes + 1, 2 * block_bytes, len(data)]
+    with engine.open_many(BUCKET.name, ["key"]) as opened:
+        for begin, end in itertools.combinations(edges, 2):
+            assert read_range(opened, 0, begin, end - begin) == data[begin:end]
+
+
+def test_slices_of_another_size_than_the_blocks_are_exact(engine: Engine) -> None:
+    data = content("slices", 12_000)
+    for block_bytes, slice_bytes in ((1000, 600), (600, 1000), (500, 2000), (12_000, 750)):
+        put(engine, "key", data, block_bytes=block_bytes)
+        with engine.open_many(BUCKET.name, ["key"]) as opened:
+            reads = [
+                Read(0, begin, slice_bytes, begin) for begin in range(0, len(data), slice_bytes)
+            ]
+            buffer = bytearray(len(data))
+            opened.read_many(reads, memoryview(buffer))
+        assert buffer == data
+
+
+def test_an_object_on_its_own_lies_in_one_run(engine: Engine) -> None:
+    put(engine, "key", b"data")
+    with engine.open_many(BUCKET.name, ["key"]) as opened:
+        (place,) = opened.placements()
+    assert place == Placement(place.source, place.base_bytes, slots=1)
+
+
+def test_open_objects_survive_overwrite_and_delete(engine: Engine) -> None:
+    first, second = content(1, 100_000), content(2, 50_000)
+    put(engine, "key", first)
+    before = engine.open_many(BUCKET.name, ["key"])
+    put(engine, "key", second)
+    between = engine.open_many(BUCKET.name, ["key"])
+    engine.delete(BUCKET.name, ["key"])
+    assert read_range(before, 0, 0, len(first)) == first
+    assert read_range(between, 0, 0, len(second)) == second
+    assert read(engine, "key") is None
+    for opened in (before, between):
+        opened.close()
+        opened.close()
+
+
+# --- keys and scans ---
+
+
+def test_odd_keys_are_ordinary_keys(engine: Engine) -> None:
+    put_batch(engine, {key: key.encode() for key in ODD_KEYS})
+    assert stored_keys(engine) == sorted(ODD_KEYS, key=str.encode)
+    assert engine.match(BUCKET.name, ODD_KEYS) == len(ODD_KEYS)
+    for key in ODD_KEYS:
+        assert read(engine, key) == key.encode()
+        assert engine.stat(BUCKET.name, key).key == key
+    assert engine.delete(BUCKET.name, ODD_KEYS) == len(ODD_KEYS)
+    assert stored_keys(engine) == []
+
+
+def test_a_key_that_is_not_unicode_text_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="Unicode"):
+        engine.stage(BUCKET.name, "lone surrogate \ud800")
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "a", "a/", "\ud7ff", "\ue000", "\U0010ffff", "\x7f", "\u00e9", "none"]
+)
+def test_scans_are_in_byte_order_with_prefix_start_and_limit(engine: Engine, prefix: str) -> None:
+    tails = ("", "/", "0", "a", "\x7f", "\u00e9", "\ud7ff", "\ue000", "\uffff", "\U0010ffff")
+    heads = ("a", "a/", "b", "\u00e9", "\ud7ff", "\ue000", "\U0010ffff", "\x7f")
+    keys = sorted({head + tail for head in heads for tail in tails}, key=str.encode)
+    put_batch(engine, dict.fromkeys(keys, b""))
+    starts = ("", prefix, prefix + "/", prefix + "\U0010ffff", "0", "\U0010ffff" * 3, *keys[::7])
+    for start_after, limit in itertools.product(starts, (0, 1, 3, 1000)):
+        expected = [
+            key for key in keys if key.startswith(prefix) and key.encode() > start_after.encode()
+        ][:limit]
+        found = engine.scan(BUCKET.name, prefix, start_after, limit)
+        assert [info.key for info in found] == expected
+
+
+# --- copying ---
+
+
+def test_copy_takes_whole_objects_and_ranges(engine: Engine) -> None:
+    data = content("copy", 2 * COPY_BYTES + 12_345)
+    put(engine, "source", data, etag="e")
+    for begin, end in ((0, len(data)), (0, 0), (5, 5 + COPY_BYTES), (COPY_BYTES - 1, len(data))):
+        staged = engine.stage(BUCKET.name, "target")
+        copied = engine.copy(BUCKET.name, "source", staged, begin, end - begin, "e")
+        engine.commit([StagedPut(staged, "etag")])
+        assert copied == end - begin
+        assert read(engine, "target") == data[begin:end]
+
+
+def test_copy_checks_the_source(engine: Engine) -> None:
+    put(engine, "source", b"data", etag="e")
+    staged = engine.stage(BUCKET.name, "target")
+    assert code_of(lambda: engine.copy(BUCKET.name, "missing", staged)) == "NoSuchKey"
+    with pytest.raises(PreconditionFailed):
+        engine.copy(BUCKET.name, "source", staged, source_etag="other")
+    staged.discard()
+
+
+# --- threads ---
+
+
+def run_together(count: int, action: Callable[[int], object]) -> list[object]:
+    """Start `count` threads at the same moment; results, or the errors they ended with."""
+    barrier = threading.Barrier(count)
+
+    def run(number: int) -> object:
+        barrier.wait()
+        try:
+            return action(number)
+        except ObjectCacheError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def put_absent(engine: Engine, key: str, number: int) -> None:
+    put(engine, key, b"%d" % number, ABSENT)
+
+
+def test_one_of_many_absent_puts_wins(engine: Engine) -> None:
+    for attempt in range(5):
+        key = f"key {attempt}"
+        results = run_together(6, partial(put_absent, engine, key))
+        winners = [i for i, result in enumerate(results) if not isinstance(result, Exception)]
+        assert len(winners) == 1
+        assert all(
+            isinstance(result, PreconditionFailed)
+            for i, result in enumerate(results)
+            if i not in winners
+        )
+        assert read(engine, key) == b"%d" % winners[0]
+
+
+def test_one_of_many_etag_puts_wins(engine: Engine) -> None:
+    put(engine, "key", b"first", etag="0")
+    results = run_together(
+        6, lambda i: put(engine, "key", b"%d" % i, Condition(etag="0"), etag=f"{i + 1}")
+    )
+    assert sum(isinstance(result, PreconditionFailed) for result in results) == 5
+
+
+def test_equal_immutable_puts_all_succeed_and_one_stores(engine: Engine) -> None:
+    batch = {f"{i}": content(i, 5000) for i in range(10)}
+    results = run_together(4, lambda _: put_batch(engine, batch, IMMUTABLE))
+    stored = [[not each.existed for each in result] for result in results]  # type: ignore[attr-defined]
+    assert [sum(column) for column in zip(*stored, strict=True)] == [1] * 10
+
+
+def test_readers_see_whole_versions_during_overwrites_and_deletes(engine: Engine) -> None:
+    versions = [content(i, 20_000 + i) for i in range(4)]
+    put(engine, "key", versions[0])
+    done = threading.Event()
+
+    def write() -> None:
+        try:
+            for i in range(60):
+                if i % 5 == 4:
+                    engine.delete(BUCKET.name, ["key"])
+                put(engine, "key", versions[i % 4])
+        finally:
+            done.set()
+
+    def check(_: int) -> int:
+        count = 0
+        while not done.is_set():
+            assert read(engine, "key") in (None, *versions)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(check, i) for i in range(2)]
+        pool.submit(write).result()
+        assert all(reader.result() >= 0 for reader in readers)
+    assert read(engine, "key") == versions[59 % 4]
+    assert engine.damaged_count == 0
+
+
+def test_a_commit_is_seen_whole_or_not_at_all(engine: Engine) -> None:
+    keys = [f"{i:03}" for i in range(40)]
+    done = threading.Event()
+
+    def write() -> None:
+        try:
+            for i in range(12):
+                put_batch(engine, dict.fromkeys(keys, b"%d" % i))
+                if i % 3 == 2:
+                    engine.delete(BUCKET.name, keys)
+        finally:
+            done.set()
+
+    def check(number: int) -> None:
+        while not done.is_set():
+            if number:  # so that the other reader's look-ups find part of the keys cached
+                read(engine, keys[number * 7])
+                continue
+            assert engine.match(BUCKET.name, keys) in (0, len(keys))
+            assert len(engine.scan(BUCKET.name, "", "", 100)) in (0, len(keys))
+            with engine.open_many(BUCKET.name, keys) as opened:
+                seen = {
+                    read_range(opened, index, 0, info.size_bytes) if info else None
+                    for index, info in enumerate(opened.infos)
+                }
+            assert len(seen) == 1
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(check, i) for i in range(2)]
+        pool.submit(write).result()
+        for reader in readers:
+            reader.result()

@@ -1,0 +1,95 @@
+"""The worked examples of docs/wire.md are what the code produces."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from objectcache_schemas.descriptor import (
+    DeliveryMode,
+    DeliveryOutcome,
+    Descriptor,
+    MatchReply,
+    MatchRequest,
+)
+from objectcache_schemas.errors import ERRORS
+from objectcache_schemas.frames import encode_frame
+from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.limits import Limits
+from objectcache_schemas.messages import LayersReady, RegisterTarget
+
+DOCS = Path(__file__).parents[2] / "docs"
+WIRE = (DOCS / "wire.md").read_text("utf-8")
+HEX_RUNS = [
+    bytes.fromhex("".join(run))
+    for run in (
+        re.findall(r"\b[0-9a-f]{2}(?= |$)", " ".join(block.splitlines()))
+        for block in re.findall(r"(?:^ {4,}(?:\w+ +)?(?:[0-9a-f]{2} ){3,}.*\n)+", WIRE, re.M)
+    )
+]
+LAYOUT = KvLayout(
+    num_layers=2, chunk_tokens=4, per_layer_chunk_bytes=8, dtype="uint8", fingerprint="toy"
+)
+DESCRIPTOR = msgspec.msgpack.encode(
+    {
+        "v": 1,
+        "chunk_keys": ["a", "b"],
+        "num_layers": 2,
+        "chunk_tokens": 4,
+        "per_layer_chunk_bytes": 8,
+        "delivery": "layerwise",
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        LAYOUT.to_bytes(),
+        DESCRIPTOR,
+        msgspec.msgpack.encode(DeliveryOutcome(v=1, chunk_count=2, payload_bytes=32)),
+        msgspec.msgpack.encode(MatchRequest(v=1, chunk_keys=("a", "b"))),
+        msgspec.msgpack.encode(MatchReply(v=1, matched=1)),
+        encode_frame(RegisterTarget(length_bytes=4096)),
+        encode_frame(LayersReady(tag=7, end_layer=1)),
+    ],
+    ids=["layout", "descriptor", "outcome", "match", "matched", "register", "ready"],
+)
+def test_the_hex_of_an_example_is_what_the_code_sends(example: bytes) -> None:
+    assert any(example in run for run in HEX_RUNS)
+
+
+def test_the_key_example_is_what_the_code_computes() -> None:
+    assert LAYOUT.key_seed().hex() in WIRE
+    keys = LAYOUT.chunk_keys([1, 2, 3, 4, 5, 6, 7, 8])
+    assert len(keys) == 2
+    assert all(key in WIRE for key in keys)
+
+
+def test_the_header_example_is_the_descriptor_example() -> None:
+    (header,) = re.findall(r"x-objectcache-descriptor: (\S+)", WIRE)
+    assert header == base64.urlsafe_b64encode(DESCRIPTOR).rstrip(b"=").decode()
+    expected = Descriptor(("a", "b"), 2, 4, 8, DeliveryMode.LAYERWISE)
+    assert Descriptor.from_header(header, Limits()) == expected
+
+
+def test_the_error_document_is_the_table() -> None:
+    text = (DOCS / "errors.md").read_text("utf-8")
+    documented = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \| (\d+) \| (\w+) \| (\w+) \| (.*) \|$", text, re.M
+    )
+    assert documented == [
+        (
+            row.code,
+            row.error_class.__name__,
+            str(row.http_status),
+            row.fault.value,
+            row.retry.value,
+            row.meaning,
+        )
+        for row in ERRORS.values()
+    ]
