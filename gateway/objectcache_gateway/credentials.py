@@ -1,0 +1,169 @@
+"""Whose requests the gateway believes: the root credentials and the store of access keys."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from objectcache_schemas.errors import AccessDenied, InvalidRequest
+
+ACCESS_KEY_VARIABLE = "OBJECTCACHE_ROOT_ACCESS_KEY"
+SECRET_KEY_VARIABLE = "OBJECTCACHE_ROOT_SECRET_KEY"  # noqa: S105 - a variable's name
+FILE_NAME = "root-credentials"
+FILE_BYTES_MAX = 4096  # two short lines; more is another file
+ROOT_IDENTITY = "root"  # the owner of what the root key creates, whatever the key is
+
+SECRET_CHARS_MIN = 8
+SECRET_CHARS_MAX = 1024
+_ACCESS_KEY = re.compile(r"[A-Za-z0-9_+=,.@-]{3,128}")
+_SECRET_KEY = re.compile(rf"[\x21-\x7e]{{{SECRET_CHARS_MIN},{SECRET_CHARS_MAX}}}")
+_ACCESS_KEY_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+
+
+@dataclass(frozen=True, slots=True)
+class RootCredentials:
+    """The key pair that may do everything. Raises `InvalidRequest` for an impossible one."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    source: str  # where it came from: "environment" or the file's path
+
+    def __post_init__(self) -> None:
+        if not _ACCESS_KEY.fullmatch(self.access_key):
+            raise InvalidRequest(
+                f"{self.source}: the root access key must be 3 to 128 of A-Z a-z 0-9 _+=,.@-"
+            )
+        if not _SECRET_KEY.fullmatch(self.secret_key):
+            raise InvalidRequest(
+                f"{self.source}: the root secret key must be {SECRET_CHARS_MIN} to "
+                f"{SECRET_CHARS_MAX} printable ASCII characters without spaces"
+            )
+
+
+class CredentialStore:
+    """Access keys and who they belong to."""
+
+    def __init__(self, root: RootCredentials) -> None:
+        self._root = root
+
+    def secret_for(self, access_key: str) -> str | None:
+        """The secret of an access key, or None for one that does not exist."""
+        return self._root.secret_key if access_key == self._root.access_key else None
+
+    def identity_for(self, access_key: str) -> str:
+        """Who the key belongs to; raises `AccessDenied` for one that does not exist."""
+        if access_key != self._root.access_key:
+            raise AccessDenied("the access key does not exist", code="InvalidAccessKeyId")
+        return ROOT_IDENTITY
+
+    def __repr__(self) -> str:
+        return f"<CredentialStore root key {self._root.access_key}>"
+
+
+def load_or_create_root(data_dir: Path | None, environment: Mapping[str, str]) -> RootCredentials:
+    """Root credentials of the environment, else of DATA_DIR/root-credentials, which is made once.
+
+    The file is an AWS shared credentials file, so AWS_SHARED_CREDENTIALS_FILE can name it. Of
+    several processes that start at once, one makes it and all use it. Raises `InvalidRequest`
+    naming the remedy.
+    """
+    given = _from_environment(environment)
+    if given is not None:
+        return given
+    if data_dir is None:
+        raise InvalidRequest(
+            f"no root credentials: set {ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE}, "
+            "or give --data-dir DIR"
+        )
+    file = data_dir / FILE_NAME
+    try:
+        return _from_file(file) or _create(file)
+    except OSError as error:
+        raise InvalidRequest(f"root credentials file {file}: {error.strerror}") from error
+
+
+def _from_environment(environment: Mapping[str, str]) -> RootCredentials | None:
+    access_key = environment.get(ACCESS_KEY_VARIABLE)
+    secret_key = environment.get(SECRET_KEY_VARIABLE)
+    if not access_key and not secret_key:
+        return None
+    if not access_key or not secret_key:
+        missing = SECRET_KEY_VARIABLE if access_key else ACCESS_KEY_VARIABLE
+        raise InvalidRequest(f"{missing} is not set; the root access key needs both variables")
+    return RootCredentials(access_key, secret_key, "environment")
+
+
+def _from_file(file: Path) -> RootCredentials | None:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb") as stream:
+        if os.fstat(descriptor).st_mode & 0o077:
+            raise InvalidRequest(f"{file} can be read by others; run: chmod 600 {file}")
+        data = stream.read(FILE_BYTES_MAX + 1)
+    return _parsed(file, data)
+
+
+def _parsed(file: Path, data: bytes) -> RootCredentials:
+    parser = configparser.ConfigParser(interpolation=None, default_section="")
+    try:
+        if len(data) > FILE_BYTES_MAX:
+            raise ValueError
+        parser.read_string(data.decode("utf-8"))
+        section = parser["default"]
+        access_key, secret_key = section["aws_access_key_id"], section["aws_secret_access_key"]
+    except (configparser.Error, ValueError, KeyError):
+        # Without the cause: a parser's message quotes the lines, and so the secret.
+        raise InvalidRequest(
+            f"{file} needs a section [default] with aws_access_key_id and aws_secret_access_key; "
+            "correct it, or delete it to have another pair made"
+        ) from None
+    return RootCredentials(access_key, secret_key, str(file))
+
+
+def _create(file: Path) -> RootCredentials:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = RootCredentials(
+        "OC" + "".join(secrets.choice(_ACCESS_KEY_ALPHABET) for _ in range(18)),
+        secrets.token_urlsafe(30),
+        str(file),
+    )
+    temporary = file.with_name(f".{FILE_NAME}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        _write_private(temporary, made)
+        # A link, unlike a rename, fails where another starter was first.
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _flush_directory(file.parent)
+    winner = _from_file(file)
+    if winner is None:
+        raise InvalidRequest(f"{file} was removed while it was being made; start again")
+    return winner
+
+
+def _write_private(file: Path, credentials: RootCredentials) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="ascii") as stream:
+        stream.write(
+            f"[default]\naws_access_key_id = {credentials.access_key}\n"
+            f"aws_secret_access_key = {credentials.secret_key}\n"
+        )
+        stream.flush()
+        os.fsync(descriptor)
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
