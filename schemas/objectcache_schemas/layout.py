@@ -76,7 +76,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 1 << 32):
             raise InvalidRequest("tokens must be ids from 0 to 2**32 - 1")
         chunk_count = ids.size // self.chunk_tokens
-        rows = ids[: chunk_count * self.chunk_tokens].astype("<u4").reshape(chunk_count, self.chunk_tokens)
+        whole = ids[: chunk_count * self.chunk_tokens].astype("<u4")
+        rows = whole.reshape(chunk_count, self.chunk_tokens)
         return list(rolling_keys(self.key_seed(), rows))
 
 

@@ -49,7 +49,12 @@ from objectcache_storage_server.engines.bucket_rules import (
 )
 from objectcache_storage_server.engines.commit_rules import check_batch
 from objectcache_storage_server.engines.files_commit import FilesCommit, NewVersion
-from objectcache_storage_server.engines.files_index import BucketRow, FilesIndex, Version
+from objectcache_storage_server.engines.files_index import (
+    BucketRow,
+    FilesIndex,
+    Version,
+    VersionName,
+)
 from objectcache_storage_server.engines.keys import key_bytes
 from objectcache_storage_server.engines.object_files import (
     ObjectFiles,
@@ -82,7 +87,7 @@ class FilesOpenObjects(OpenObjects):
     def __init__(self, engine: FilesEngine, files: Sequence[OpenFile | None]) -> None:
         self._engine = engine
         self._files = list(files)
-        self.infos = [file.info if file else None for file in files]
+        self.infos = [file.version.info if file else None for file in files]
 
     def placements(self) -> Sequence[Placement]:
         assert None not in self._files, "an object is not stored"
@@ -105,7 +110,7 @@ class FilesOpenObjects(OpenObjects):
 
     def close(self) -> None:
         files, self._files = self._files, []
-        self._engine.unpin({file.object_id: file for file in files if file is not None}.values())
+        self._engine.unpin({id(file): file for file in files if file is not None}.values())
 
 
 class FilesEngine(Engine):
@@ -132,7 +137,7 @@ class FilesEngine(Engine):
                 data_dir.mkdir(parents=True, exist_ok=True)
                 sync_folder(data_dir.parent)
             opened.callback(os.close, lock_folder(data_dir))
-            self._index = FilesIndex(data_dir / "index.sqlite3")
+            self._index = FilesIndex(data_dir / "index.sqlite3", self._count_damaged)
             opened.callback(self._index.close)
             self._files = ObjectFiles(data_dir / "objects")
             opened.callback(self._files.close)
@@ -243,7 +248,7 @@ class FilesEngine(Engine):
             try:
                 files = self._pin(number, keys)
             except _FileGone as gone:  # deleted since it was looked up, or damaged; look again
-                self._drop_damaged(number, gone.version, "its file is missing")
+                self._drop_damaged(gone.version, "its file is missing")
             else:
                 return FilesOpenObjects(self, [files.get(key) for key in keys])
 
@@ -269,7 +274,7 @@ class FilesEngine(Engine):
                 versions = self._look_up(bucket_number, keys)
             opened: list[OpenFile] = []
             for key, version in versions.items():
-                pinned[key] = self._open_file(bucket_number, version)
+                pinned[key] = self._open_file(version)
                 opened.append(pinned[key])
         except BaseException:
             self.unpin(pinned.values())
@@ -281,16 +286,14 @@ class FilesEngine(Engine):
         with self._index.reading() as view:
             return view.versions(bucket_number, keys)
 
-    def _open_file(self, bucket_number: int, version: Version) -> OpenFile:
+    def _open_file(self, version: Version) -> OpenFile:
         path = self._files.path(version.object_id)
         try:
-            return OpenFile(path, bucket_number, version)
+            return OpenFile(path, version)
         except FileNotFoundError as error:
             raise _FileGone(version) from error
         except OSError:
-            return self._with_descriptors(
-                f"open {path}", lambda: OpenFile(path, bucket_number, version)
-            )
+            return self._with_descriptors(f"open {path}", lambda: OpenFile(path, version))
 
     def unpin(self, files: Iterable[OpenFile]) -> None:
         """Let files go that `open_many` pinned."""
@@ -304,16 +307,18 @@ class FilesEngine(Engine):
 
     def read_failed(self, file: OpenFile, error: FileDamage | OSError) -> Exception:
         """What a failed read raises; damage drops the version that was read."""
+        version = file.version
         if isinstance(error, OSError):
-            return as_our_error(error, f"read {self._files.path(file.object_id)}")
-        self._drop_damaged(file.bucket_number, file, str(error))
-        return DamagedData(f"{file.info.key!r} is damaged: {error}", key=file.info.key)
+            return as_our_error(error, f"read {self._files.path(version.object_id)}")
+        self._drop_damaged(version, str(error))
+        return DamagedData(f"{version.info.key!r} is damaged: {error}", key=version.info.key)
 
-    def _drop_damaged(self, bucket_number: int, version: Version | OpenFile, reason: str) -> None:
-        with self._cache.changing(bucket_number, [version.info.key]):
-            dropped = self._index.delete_versions([version.object_id])
+    def _drop_damaged(self, version: Version, reason: str) -> None:
+        key = version.info.key
+        with self._cache.changing(version.bucket_number, [key]):
+            dropped = self._index.delete_versions([version.name])
         if dropped:  # else it was replaced, deleted or dropped meanwhile
-            self._count_damaged(version.info.key, reason)
+            self._count_damaged(key, reason)
             self._remove_files([version.object_id])
 
     def _count_damaged(self, key: str, reason: str) -> None:
@@ -331,19 +336,20 @@ class FilesEngine(Engine):
 
     def _recover(self) -> None:
         """Make index and files agree: drop rows without their file, remove files without a row."""
-        with self._index.reading() as view:
-            indexed = view.file_sizes()
         found = self._files.sizes()
-        damaged = [each for each, size_bytes in indexed.items() if found.get(each) != size_bytes]
+        kept: set[int] = set()
+        damaged: list[VersionName] = []
+        with self._index.reading() as view:
+            for name, size_bytes in view.file_sizes():
+                if found.get(name.object_id) == size_bytes:
+                    kept.add(name.object_id)
+                else:
+                    damaged.append(name)
         self._index.delete_versions(damaged)
-        orphans = found.keys() - (indexed.keys() - set(damaged))
-        self._remove_files(orphans)
-        self._files.start_ids_after(max(found.keys() | indexed.keys(), default=0))
-        self._damaged_count = len(damaged)
-        if damaged:
-            log.error("dropped %d objects whose files are missing or cut short", len(damaged))
-        if orphans:
-            log.info("removed %d files of unfinished puts and deleted objects", len(orphans))
+        self._remove_files(found.keys() - kept)
+        self._files.start_ids_after(max(found, default=0))
+        for name in damaged:
+            self._count_damaged(name.key, "its file is missing or has another length")
 
     def _remove_files(self, object_ids: Iterable[int]) -> None:
         for object_id in object_ids:

@@ -18,10 +18,10 @@ from objectcache_storage_server.engines.system_errors import translated
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """A staged file and the index row it will have."""
+    """A staged file and what the index will say of it."""
 
     staged: FilesStaged
-    version: Version
+    info: ObjectInfo
 
     @staticmethod
     def of(put: StagedPut, modified_s: float) -> NewVersion:
@@ -35,14 +35,19 @@ class NewVersion:
             modified_s=modified_s,
             attributes=put.attributes,
         )
-        return NewVersion(
-            staged, Version(staged.object_id, info, staged.block_bytes, staged.checksums)
-        )
+        return NewVersion(staged, info)
 
     @property
     def key(self) -> str:
         """The object's key."""
-        return self.version.info.key
+        return self.info.key
+
+    def in_bucket(self, bucket_number: int) -> Version:
+        """The version as the index stores it."""
+        staged = self.staged
+        return Version(
+            bucket_number, staged.object_id, self.info, staged.block_bytes, staged.checksums
+        )
 
 
 class FilesCommit:
@@ -88,13 +93,12 @@ class FilesCommit:
                 replaced_keys = [version.info.key for version in replaced]
                 replacing.enter_context(self._cache.changing(bucket.number, replaced_keys))
             self.replaced_ids = [version.object_id for version in replaced]
-            change.delete(self.replaced_ids)
-            change.add(bucket.number, [each.version for each in to_store])
+            change.add(each.in_bucket(bucket.number) for each in to_store)
         for each in to_store:
             each.staged.release()
         is_new = {each.key for each in to_store}
         return [
-            Committed(each.version.info, existed=False)
+            Committed(each.info, existed=False)
             if each.key in is_new
             else Committed(stored[each.key].info, existed=True)
             for each in self._new
@@ -106,36 +110,36 @@ class FilesCommit:
         return [each for each in self._new if self._is_to_store(bucket, each, stored.get(each.key))]
 
     def _is_to_store(self, bucket: BucketRow, new: NewVersion, stored: Version | None) -> bool:
-        check_fits_layout(new.key, new.version.info.size_bytes, bucket.info.layout)
+        check_fits_layout(new.key, new.info.size_bytes, bucket.info.layout)
         try:
             verdict = judge(
                 new.key,
                 self._condition,
                 self._condition.immutable or bucket.info.layout is not None,
                 stored.info if stored else None,
-                lambda: stored is not None and self._holds_same_bytes(stored, new.version),
+                lambda: stored is not None and self._holds_same_bytes(stored, new),
             )
         except FileDamage as damage:  # what is stored is no bytes of anybody's: put it right
             self.damaged[new.key] = str(damage)
             return True
         return verdict is Verdict.STORE
 
-    def _holds_same_bytes(self, stored: Version, new: Version) -> bool:
+    def _holds_same_bytes(self, stored: Version, new: NewVersion) -> bool:
         if stored.info.size_bytes != new.info.size_bytes:
             return False
-        if stored.block_bytes == new.block_bytes:
-            return stored.checksums == new.checksums
+        if stored.block_bytes == new.staged.block_bytes:
+            return stored.checksums == new.staged.checksums
         known = self._same_bytes.get(stored.object_id)
         if known is None:
-            known = self._same_bytes[stored.object_id] = self._compare(stored, new)
+            known = self._same_bytes[stored.object_id] = self._compare(stored, new.staged)
         return known
 
-    def _compare(self, stored: Version, new: Version) -> bool:
+    def _compare(self, stored: Version, new: FilesStaged) -> bool:
         """Read the stored bytes and hash them in the new blocks; raises `FileDamage`."""
         path = self._files.path(stored.object_id)
         with translated(f"read {path}"):
             try:
-                file = OpenFile(path, 0, stored)
+                file = OpenFile(path, stored)
             except FileNotFoundError as error:
                 raise FileDamage("its file is missing") from error
             try:

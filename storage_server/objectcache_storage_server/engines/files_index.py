@@ -12,17 +12,18 @@ import os
 import sqlite3
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import xxhash
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import BucketInfo, ObjectAttributes, ObjectInfo
-from objectcache_storage_server.engines.base import NO_ATTRIBUTES
+from objectcache_schemas.messages import BucketInfo, ObjectInfo
+from objectcache_storage_server.engines.block_checksums import block_checksum
 from objectcache_storage_server.engines.bucket_rules import no_such_bucket
 from objectcache_storage_server.engines.keys import key_bytes, scan_bounds
 
@@ -31,8 +32,10 @@ T = TypeVar("T")
 SCHEMA_VERSION = 1
 LOOKUP_KEYS = 256  # keys of one statement; fewer are padded, so that one statement is prepared
 MATCH_KEYS_FIRST = 16  # of a match's first look-up; each later one is four times as large
+SEAL_BYTES = 8  # of the checksum before a record
 RESERVE_BYTES = 8 * MIB  # freed on a full device, so that deletes can be written down
 
+# The key lies in the same b-tree cell as what it names, so that `record` can vouch for both.
 _SCHEMA = """
 CREATE TABLE buckets (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -40,33 +43,32 @@ CREATE TABLE buckets (
     info BLOB NOT NULL
 );
 CREATE TABLE objects (
-    id INTEGER PRIMARY KEY,
-    bucket INTEGER NOT NULL REFERENCES buckets (id),
+    bucket INTEGER NOT NULL,
     key BLOB NOT NULL,
+    id INTEGER NOT NULL,
     size_bytes INTEGER NOT NULL,
-    etag TEXT NOT NULL,
-    modified_s REAL NOT NULL,
-    attributes BLOB,
-    block_bytes INTEGER NOT NULL,
-    checksums BLOB NOT NULL
-);
-CREATE UNIQUE INDEX objects_by_key ON objects (bucket, key);
+    record BLOB NOT NULL,
+    checksums BLOB NOT NULL,
+    PRIMARY KEY (bucket, key)
+) WITHOUT ROWID;
 """
-_INFO_COLUMNS = "key, size_bytes, etag, modified_s, attributes"
 _SELECT_BUCKET = "SELECT id, info FROM buckets WHERE name = ?"
 _KEY_MARKS = ", ".join("?" * LOOKUP_KEYS)
 _SELECT_VERSIONS = (
-    f"SELECT {_INFO_COLUMNS}, id, block_bytes, checksums FROM objects "  # noqa: S608
-    f"WHERE bucket = ? AND key IN ({_KEY_MARKS})"
+    f"SELECT key, record, checksums FROM objects WHERE bucket = ? AND key IN ({_KEY_MARKS})"  # noqa: S608
 )
 _SELECT_STORED_KEYS = f"SELECT key FROM objects WHERE bucket = ? AND key IN ({_KEY_MARKS})"  # noqa: S608
 _SELECT_RANGE = (
-    f"SELECT {_INFO_COLUMNS} FROM objects "  # noqa: S608
-    "WHERE bucket = ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"
+    "SELECT key, record FROM objects WHERE bucket = ? AND key >= ? AND key < ? ORDER BY key"
 )
-_INSERT = "INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SELECT_ROW = "SELECT record, checksums FROM objects WHERE bucket = ? AND key = ?"
+# Rot may turn a value into one of another type.
+_SELECT_FILES = (
+    "SELECT bucket, key, id, size_bytes FROM objects "
+    "WHERE typeof(key) = 'blob' AND typeof(id) = 'integer'"
+)
+_DELETE = "DELETE FROM objects WHERE bucket = ? AND key = ? AND id = ?"
 
-_attributes_decoder = msgspec.msgpack.Decoder(ObjectAttributes)
 _bucket_decoder = msgspec.msgpack.Decoder(BucketInfo)
 
 
@@ -74,10 +76,51 @@ _bucket_decoder = msgspec.msgpack.Decoder(BucketInfo)
 class Version:
     """One stored version of an object; `object_id` names its file."""
 
+    bucket_number: int
     object_id: int
     info: ObjectInfo
     block_bytes: int
     checksums: array[int]  # xxh3_64 of each block
+
+    @property
+    def name(self) -> VersionName:
+        """Which version this is."""
+        return VersionName(self.bucket_number, self.info.key, self.object_id)
+
+
+class VersionName(NamedTuple):
+    """Which version of which object."""
+
+    bucket_number: int
+    key: str
+    object_id: int
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """What the index says of a version, stored behind its own checksum."""
+
+    bucket_number: int
+    object_id: int
+    block_bytes: int
+    checksums_checksum: int  # of the row's `checksums`
+    info: ObjectInfo
+
+    def to_bytes(self) -> bytes:
+        """The record as it is stored."""
+        return _sealed(msgspec.msgpack.encode(self))
+
+    @staticmethod
+    def from_row(bucket_number: int, key: bytes, stored: object) -> Record | None:
+        """The record of a row; None where its bytes are not those that were stored."""
+        body = _unsealed(stored)
+        if body is None:
+            return None
+        record = _record_decoder.decode(body)
+        is_here = (record.bucket_number, record.info.key.encode()) == (bucket_number, key)
+        return record if is_here else None
+
+
+_record_decoder = msgspec.msgpack.Decoder(Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +134,10 @@ class BucketRow:
 class FilesIndex:
     """Buckets and object versions. Safe to use from any thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_damage: Callable[[str, str], None]) -> None:
+        """Open or create it. `on_damage` takes the key of each row that was dropped, and why."""
         self._path = path
+        self._on_damage = on_damage
         self._reserve = SpaceReserve(path.with_name("reserve"), RESERVE_BYTES)
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
@@ -114,29 +159,36 @@ class FilesIndex:
     # --- transactions ---
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[IndexView]:
+    def reading(self) -> Generator[IndexView, None, None]:
         """One consistent view: all its look-ups see the same commits."""
+        view = IndexView(self._reader)
         with self._read_lock, self._translated("read"):
             self._reader.execute("BEGIN")
             try:
-                yield IndexView(self._reader)
+                yield view
             finally:
                 _roll_back(self._reader)
+        if view.damaged_rows:
+            with self.writing() as change:
+                change.drop_damaged(view.damaged_rows)
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[IndexChange]:
+    def writing(self) -> Generator[IndexChange, None, None]:
         """One transaction, durable when the block ends; an error in the block undoes it.
 
         Raises `StorageFull`.
         """
+        change = IndexChange(self._writer)
         with self._write_lock, self._translated("write"):
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                yield IndexChange(self._writer)
+                yield change
                 self._writer.execute("COMMIT")
             except BaseException:
                 _roll_back(self._writer)
                 raise
+        for key in change.dropped_keys:
+            self._on_damage(key, "its index row does not match its checksum")
 
     def delete(self, bucket_number: int, keys: Sequence[str]) -> list[Version]:
         """Delete what is stored of `keys` in one transaction, and return it.
@@ -146,17 +198,17 @@ class FilesIndex:
 
         def change_index(change: IndexChange) -> list[Version]:
             versions = list(change.versions(bucket_number, keys).values())
-            change.delete(version.object_id for version in versions)
+            change.delete(version.name for version in versions)
             return versions
 
         return self._with_reserve(change_index)
 
-    def delete_versions(self, object_ids: Sequence[int]) -> int:
+    def delete_versions(self, names: Sequence[VersionName]) -> int:
         """Delete these very versions in one transaction, and count those that were there.
 
         Works on a full device, as `delete` does.
         """
-        return self._with_reserve(lambda change: change.delete(object_ids))
+        return self._with_reserve(lambda change: change.delete(names))
 
     def refill_reserve(self) -> None:
         """Take the reserve again after a delete used it; stays without where there is no room."""
@@ -184,34 +236,36 @@ class FilesIndex:
             raise Unavailable(f"{self._path} has format {version}, not {SCHEMA_VERSION}")
 
     @contextlib.contextmanager
-    def _translated(self, operation: str) -> Iterator[None]:
+    def _translated(self, operation: str) -> Generator[None, None, None]:
         try:
             yield
         except sqlite3.Error as error:
             raise self._as_our_error(error, operation) from error
 
     def _as_our_error(self, error: sqlite3.Error, operation: str) -> ObjectCacheError:
-        code = getattr(error, "sqlite_errorcode", None)
+        # The low byte is the primary code; an error of the module itself has none.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             return StorageFull(f"{operation} {self._path}: {error}; delete objects or add space")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return Unavailable(
-                f"{operation} {self._path}: {error}; the index is damaged: remove "
-                f"{self._path.parent} to start empty"
+                f"{operation} {self._path}: {error}; the index is damaged: stop the server and "
+                f"remove {self._path.parent} to start empty"
             )
         return Unavailable(f"{operation} {self._path}: {error}")
 
 
 class IndexView:
-    """Look-ups of one transaction."""
+    """Look-ups of one transaction. Rows that do not match their checksum count as missing."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        self.damaged_rows: set[tuple[int, str]] = set()  # bucket number and key
         self._connection = connection
 
     def find_bucket(self, name: str) -> BucketRow | None:
         """The bucket of this name."""
         row = self._connection.execute(_SELECT_BUCKET, (name,)).fetchone()
-        return None if row is None else BucketRow(row[0], _bucket_decoder.decode(row[1]))
+        return None if row is None else BucketRow(row[0], _bucket_info(row[1]))
 
     def bucket(self, name: str) -> BucketRow:
         """The bucket of this name; raises `NotFound` (NoSuchBucket)."""
@@ -223,13 +277,19 @@ class IndexView:
     def buckets(self) -> list[BucketInfo]:
         """All buckets by name."""
         rows = self._connection.execute("SELECT info FROM buckets ORDER BY name")
-        return [_bucket_decoder.decode(info) for (info,) in rows]
+        return [_bucket_info(stored) for (stored,) in rows]
 
     def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, Version]:
         """What is stored of `keys`."""
-        rows = self._rows_of(_SELECT_VERSIONS, bucket_number, map(key_bytes, keys))
-        found = map(_version, rows)
-        return {version.info.key: version for version in found}
+        found: dict[str, Version] = {}
+        raw_keys = map(key_bytes, keys)
+        for key, *row in self._rows_of(_SELECT_VERSIONS, bucket_number, raw_keys):
+            version = _version(bucket_number, key, *row)
+            if version is None:
+                self._add_damaged(bucket_number, key)
+            else:
+                found[version.info.key] = version
+        return found
 
     def match(self, bucket_number: int, keys: Sequence[str]) -> int:
         """How many leading keys are stored."""
@@ -248,17 +308,33 @@ class IndexView:
         self, bucket_number: int, prefix: str, start_after: str, limit: int
     ) -> list[ObjectInfo]:
         """Objects of a key range, by UTF-8 bytes of the key."""
+        found: list[ObjectInfo] = []
         bounds = scan_bounds(prefix, start_after)
-        rows = self._connection.execute(_SELECT_RANGE, (bucket_number, *bounds, limit))
-        return [_info(row) for row in rows]
+        with contextlib.closing(
+            self._connection.execute(_SELECT_RANGE, (bucket_number, *bounds))
+        ) as rows:
+            while len(found) < limit and (row := rows.fetchone()) is not None:
+                record = Record.from_row(bucket_number, *row)
+                if record is None:
+                    self._add_damaged(bucket_number, row[0])
+                else:
+                    found.append(record.info)
+        return found
 
     def is_empty(self, bucket_number: int) -> bool:
         """Whether the bucket holds no object."""
-        return not self.scan(bucket_number, "", "", 1)
+        row = self._connection.execute(
+            "SELECT 1 FROM objects WHERE bucket = ? LIMIT 1", (bucket_number,)
+        ).fetchone()
+        return row is None
 
-    def file_sizes(self) -> dict[int, int]:
-        """Size in bytes of every version, by id."""
-        return dict(self._connection.execute("SELECT id, size_bytes FROM objects"))
+    def file_sizes(self) -> Iterator[tuple[VersionName, int]]:
+        """Every version, and the size in bytes of its file."""
+        for bucket_number, key, object_id, size_bytes in self._connection.execute(_SELECT_FILES):
+            yield VersionName(bucket_number, _text(key), object_id), size_bytes
+
+    def _add_damaged(self, bucket_number: int, key: bytes) -> None:
+        self.damaged_rows.add((bucket_number, _text(key)))
 
     def _rows_of(
         self, statement: str, bucket_number: int, keys: Iterable[bytes]
@@ -270,19 +346,30 @@ class IndexView:
 
 
 class IndexChange(IndexView):
-    """Look-ups and changes of one transaction."""
+    """Look-ups and changes of one transaction. A look-up drops the damaged rows that it meets."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__(connection)
+        self.dropped_keys: list[str] = []  # of damaged rows
+
+    def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, Version]:
+        found = super().versions(bucket_number, keys)
+        self.drop_damaged(self.damaged_rows)
+        self.damaged_rows.clear()
+        return found
 
     def add_bucket(self, info: BucketInfo) -> None:
         """Add a bucket; its name must be free."""
         self._connection.execute(
             "INSERT INTO buckets (name, info) VALUES (?, ?)",
-            (info.name, msgspec.msgpack.encode(info)),
+            (info.name, _sealed(msgspec.msgpack.encode(info))),
         )
 
     def replace_bucket(self, number: int, info: BucketInfo) -> None:
         """Store a bucket's changed info."""
         self._connection.execute(
-            "UPDATE buckets SET info = ? WHERE id = ?", (msgspec.msgpack.encode(info), number)
+            "UPDATE buckets SET info = ? WHERE id = ?",
+            (_sealed(msgspec.msgpack.encode(info)), number),
         )
 
     def remove_bucket(self, bucket_number: int) -> None:
@@ -295,18 +382,29 @@ class IndexChange(IndexView):
             "SELECT key FROM objects WHERE bucket = ? AND size_bytes != ? LIMIT 1",
             (bucket_number, size_bytes),
         ).fetchone()
-        return None if row is None else row[0].decode()
+        return None if row is None else _text(row[0])
 
-    def add(self, bucket_number: int, versions: Iterable[Version]) -> None:
-        """Add versions; what was stored under their keys must be deleted before."""
-        self._connection.executemany(_INSERT, (_row(bucket_number, each) for each in versions))
-
-    def delete(self, object_ids: Iterable[int]) -> int:
-        """Delete versions by id, and count those that were there."""
-        cursor = self._connection.executemany(
-            "DELETE FROM objects WHERE id = ?", [(object_id,) for object_id in object_ids]
+    def add(self, versions: Iterable[Version]) -> None:
+        """Add versions, in place of what is stored under their keys."""
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)", map(_row, versions)
         )
-        return max(0, cursor.rowcount)  # -1 where there were no ids
+
+    def delete(self, names: Iterable[VersionName]) -> int:
+        """Delete these very versions, and count those that were there."""
+        cursor = self._connection.executemany(
+            _DELETE, [(name.bucket_number, _raw(name.key), name.object_id) for name in names]
+        )
+        return max(0, cursor.rowcount)  # -1 where there were no names
+
+    def drop_damaged(self, rows: Iterable[tuple[int, str]]) -> None:
+        """Delete those of the rows (bucket number, key) that do not match their checksum."""
+        for bucket_number, key in rows:
+            where = (bucket_number, _raw(key))
+            row = self._connection.execute(_SELECT_ROW, where).fetchone()
+            if row is not None and _version(*where, *row) is None:
+                self._connection.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", where)
+                self.dropped_keys.append(key)
 
 
 class SpaceReserve:
@@ -350,32 +448,61 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def _info(row: tuple[Any, ...]) -> ObjectInfo:
-    key, size_bytes, etag, modified_s, attributes = row[:5]
-    return ObjectInfo(
-        key=key.decode(),
-        size_bytes=size_bytes,
-        etag=etag,
-        modified_s=modified_s,
-        attributes=_attributes_decoder.decode(attributes) if attributes else NO_ATTRIBUTES,
+def _version(bucket_number: int, key: bytes, stored: object, checksums: object) -> Version | None:
+    """The version that a row describes; None where the row is damaged."""
+    record = Record.from_row(bucket_number, key, stored)
+    if record is None or not isinstance(checksums, bytes):
+        return None
+    if block_checksum(checksums) != record.checksums_checksum:
+        return None
+    return Version(
+        bucket_number, record.object_id, record.info, record.block_bytes, array("Q", checksums)
     )
 
 
-def _version(row: tuple[Any, ...]) -> Version:
-    return Version(row[5], _info(row), row[6], array("Q", row[7]))
-
-
-def _row(bucket_number: int, version: Version) -> tuple[Any, ...]:
-    info = version.info
-    plain = info.attributes == NO_ATTRIBUTES
-    return (
+def _row(version: Version) -> tuple[Any, ...]:
+    checksums = version.checksums.tobytes()
+    record = Record(
+        version.bucket_number,
         version.object_id,
-        bucket_number,
-        key_bytes(info.key),
-        info.size_bytes,
-        info.etag,
-        info.modified_s,
-        None if plain else msgspec.msgpack.encode(info.attributes),
         version.block_bytes,
-        version.checksums.tobytes(),
+        block_checksum(checksums),
+        version.info,
     )
+    return (
+        version.bucket_number,
+        key_bytes(version.info.key),
+        version.object_id,
+        version.info.size_bytes,
+        record.to_bytes(),
+        checksums,
+    )
+
+
+def _sealed(body: bytes) -> bytes:
+    """A checksum of the body, then the body."""
+    return xxhash.xxh3_64_digest(body) + body
+
+
+def _unsealed(stored: object) -> bytes | None:
+    """The body; None where it is not what was sealed."""
+    if not isinstance(stored, bytes):
+        return None
+    body = stored[SEAL_BYTES:]
+    return body if xxhash.xxh3_64_digest(body) == stored[:SEAL_BYTES] else None
+
+
+def _bucket_info(stored: object) -> BucketInfo:
+    body = _unsealed(stored)
+    if body is None:
+        raise sqlite3.DatabaseError("a bucket's row does not match its checksum")
+    return _bucket_decoder.decode(body)
+
+
+def _text(key: bytes) -> str:
+    """A stored key, which rot may have made something else than UTF-8."""
+    return key.decode(errors="surrogateescape")
+
+
+def _raw(key: str) -> bytes:
+    return key.encode(errors="surrogateescape")

@@ -17,12 +17,11 @@ import os
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import xxhash
 
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import ObjectInfo
 from objectcache_storage_server.engines.block_checksums import BlockHasher, block_checksum
 from objectcache_storage_server.engines.files_index import Version
 
@@ -37,23 +36,12 @@ class FileDamage(Exception):
 class OpenFile:
     """One object version, open for reading."""
 
-    __slots__ = (
-        "block_bytes",
-        "bucket_number",
-        "checksums",
-        "file_descriptor",
-        "info",
-        "object_id",
-        "pins",
-        "size_bytes",
-    )
+    __slots__ = ("block_bytes", "checksums", "file_descriptor", "pins", "size_bytes", "version")
 
-    def __init__(self, path: str, bucket_number: int, version: Version) -> None:
+    def __init__(self, path: str, version: Version) -> None:
         """Open `path`, pinned once; raises `OSError`."""
         self.file_descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.bucket_number = bucket_number
-        self.object_id = version.object_id
-        self.info: ObjectInfo = version.info
+        self.version = version
         self.size_bytes = version.info.size_bytes
         self.block_bytes = version.block_bytes
         self.checksums: array[int] = version.checksums
@@ -201,7 +189,9 @@ class OpenFileCache:
             if epoch != self._epoch or self._changes:
                 return
             for file in files:
-                if self._files.setdefault((file.bucket_number, file.info.key), file) is file:
+                version = file.version
+                cached = self._files.setdefault((version.bucket_number, version.info.key), file)
+                if cached is file:
                     file.pins += 1
             over = max(0, len(self._files) - self._files_max)
             unused = self._released([self._files.popitem(last=False)[1] for _ in range(over)])
@@ -214,7 +204,7 @@ class OpenFileCache:
         _close(unused)
 
     @contextlib.contextmanager
-    def changing(self, bucket_number: int, keys: Iterable[str]) -> Iterator[None]:
+    def changing(self, bucket_number: int, keys: Iterable[str]) -> Generator[None, None, None]:
         """Versions under `keys` are replaced or deleted in the body."""
         with self._lock:
             self._changes += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from objectcache_schemas.errors import Busy, ObjectCacheError, StorageFull, Unavailable
 
@@ -14,7 +14,7 @@ RETRY_AFTER_S = 1.0
 
 
 @contextlib.contextmanager
-def translated(operation: str) -> Iterator[None]:
+def translated(operation: str) -> Generator[None, None, None]:
     """Raise what `OSError` in the body means; `operation` names the file and what is done to it."""
     try:
         yield

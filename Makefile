@@ -1,0 +1,71 @@
+# Every target sets up its own virtual environment in .venv; none needs root.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DATA_DIR ?= ./data
+LISTEN ?= 127.0.0.1:9000
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+# Errors only: what pip warns of is about the machine's own set-up.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+SOURCES := schemas gateway storage_server client tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test check bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.server ## prefill, store and reuse a prefix layer by layer (about a minute)
+	$(BIN)/objectcache demo
+
+serve: $(VENV)/.server ## start a server; DATA_DIR=./data LISTEN=127.0.0.1:9000
+	$(BIN)/objectcache serve --data-dir '$(DATA_DIR)' --listen '$(LISTEN)'
+
+test: check ## static checks, then every test; PYTEST_ARGS='-k words'
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.test ## ruff, mypy, import rules, pyright
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory pyright
+
+# Pyright runs on node, and its wheel fetches its own program once. Where either cannot be had the
+# other checks still count.
+.PHONY: pyright
+pyright: $(VENV)/.test
+	@if ! command -v node >/dev/null; then \
+		echo "pyright is left out: there is no node on this machine"; \
+	elif ! reason=$$($(BIN)/pyright --version 2>&1); then \
+		echo "pyright is left out, it does not start: $$(echo "$$reason" | tail -n 1)"; \
+	else \
+		echo "$(BIN)/pyright" && PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright; \
+	fi
+
+bench: $(VENV)/.test ## measure beside this machine's limits; BENCH_ARGS=--quick
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+clean: ## remove the environment, caches and results; never a data directory
+	rm -rf $(VENV) bench-results demo-output .mypy_cache .ruff_cache .pytest_cache \
+		.import_linter_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed; name one: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp per set of extras, renewed when the dependencies may have changed.
+$(VENV)/.server: pyproject.toml | $(BIN)/python
+	@echo "installing the servers and the client into $(VENV)"
+	@$(PIP) install --editable '.[server]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	@echo "installing the servers, the client and the test tools into $(VENV)"
+	@$(PIP) install --editable '.[test]'
+	@touch $@ $(VENV)/.server

@@ -1,0 +1,239 @@
+"""The commands. Each imports what it runs, so that `objectcache --help` stays quick."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from objectcache.cli import processes
+
+if TYPE_CHECKING:
+    from objectcache_schemas.settings import Settings
+
+EXIT_WRONG_USE = 2
+
+app = typer.Typer(
+    help="S3-compatible object store for LLM prefix KV cache, delivered layer by layer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its tracebacks show locals, and locals may hold secrets
+)
+bench_app = typer.Typer(help="Measure a running server.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+# These programs parse their own flags and print their own help.
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"objectcache {importlib.metadata.version(processes.DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def _objectcache(  # pyright: ignore[reportUnusedFunction] - typer calls it
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    data_dir: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Where objects, index and credentials are kept."),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:9000; port 0 picks a free one."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="TOML file of settings.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting; may be repeated."),
+    ] = None,
+) -> None:
+    """Start a storage server and a gateway, and keep both running.
+
+    Every setting: `objectcache settings`.
+    """
+    _need_extras("serve", processes.GATEWAY_EXTRA, processes.STORAGE_EXTRA)
+    assigned = list(assignments or [])
+    if listen is not None:
+        assigned.append(f"gateway.listen={listen}")
+    settings = _load_settings(config, data_dir, assigned)
+    raise typer.Exit(_supervise(settings, processes.server_arguments(config, data_dir, assigned)))
+
+
+@app.command(context_settings=PASSED_ON)
+def gateway(context: typer.Context) -> None:
+    """Start a gateway alone; --help shows its flags."""
+    _need_extras("gateway", processes.GATEWAY_EXTRA)
+    processes.replace_process(processes.GATEWAY_MODULE, context.args)
+
+
+@app.command(context_settings=PASSED_ON)
+def storage(context: typer.Context) -> None:
+    """Start a storage server alone; --help shows its flags."""
+    _need_extras("storage", processes.STORAGE_EXTRA)
+    processes.replace_process(processes.STORAGE_MODULE, context.args)
+
+
+@app.command(context_settings=PASSED_ON)
+def demo(context: typer.Context) -> None:
+    """Prefill, store and reuse a prefix layer by layer, and compare the answers."""
+    _need_extras("demo", processes.GATEWAY_EXTRA, processes.STORAGE_EXTRA)
+    from objectcache import demo as demonstration
+
+    raise typer.Exit(demonstration.main(context.args))
+
+
+@app.command()
+def settings() -> None:
+    """Print every setting, its environment variable, default and meaning, as Markdown."""
+    from objectcache.cli.settings_table import settings_document
+
+    typer.echo(settings_document(), nl=False)
+
+
+@bench_app.callback()
+def _bench() -> None:  # pyright: ignore[reportUnusedFunction] - makes `replay` a command of its own
+    pass
+
+
+@bench_app.command()
+def replay(
+    trace: Annotated[Path, typer.Option(metavar="FILE", help="Mooncake trace, JSON lines.")],
+    requests: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many of its requests, from the first.")
+    ] = 100,
+    scale: Annotated[
+        float,
+        typer.Option(
+            min=1e-6,
+            metavar="F",
+            help="Size of a block: 1.0 is Llama 3.1 8B, 4096 bytes a token and layer, "
+            "64 MiB a block of 512 tokens; the default is 328 KiB.",
+        ),
+    ] = 0.005,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Default: $OBJECTCACHE_ENDPOINT.")
+    ] = None,
+    credentials_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Such as DATA_DIR/root-credentials. Default: $OBJECTCACHE_ACCESS_KEY and "
+            "$OBJECTCACHE_SECRET_KEY.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=256, metavar="C", help="Requests in flight.")
+    ] = 4,
+    layers: Annotated[int, typer.Option(min=1, metavar="L", help="Layers of a block.")] = 32,
+    block_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens that one hash id of the trace stands for.")
+    ] = 512,
+    speed: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="X",
+            help="0: as fast as possible. Else requests arrive as in the trace, X times as fast.",
+        ),
+    ] = 0.0,
+    seed: Annotated[
+        int, typer.Option(help="Another seed is another set of keys: it starts without hits.")
+    ] = 0,
+    transport: Annotated[
+        str, typer.Option(help="How deliveries arrive: auto, shared_memory or body.")
+    ] = "auto",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report there, too.")
+    ] = None,
+) -> None:
+    """Replay a request trace: match, fetch layer by layer, check every byte, put the rest.
+
+    Exits 1 if a byte was wrong or a request failed.
+    """
+    from rich.console import Console
+
+    from objectcache.cli import bench_replay
+    from objectcache.cli.credentials import find_access
+    from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+
+    options = bench_replay.ReplayOptions(
+        trace=trace,
+        requests_max=requests,
+        scale=scale,
+        concurrency=concurrency,
+        layers=layers,
+        block_tokens=block_tokens,
+        speed=speed,
+        seed=seed,
+        transport=transport,
+        json_file=json_file,
+    )
+    try:
+        access = find_access(endpoint, credentials_file, os.environ)
+        exit_code = bench_replay.run(options, access, Console())
+    except InvalidRequest as error:
+        fail(error.message)
+    except ObjectCacheError as error:
+        fail(f"{error.code}: {error.message}", exit_code=1)
+    raise typer.Exit(exit_code)
+
+
+def _need_extras(command: str, *extras: str) -> None:
+    missing = processes.missing_distributions(extras)
+    if missing:
+        fail(
+            f"`objectcache {command}` needs packages that are not installed: "
+            f'{", ".join(missing)}. Install them with: pip install "objectcache[server]"'
+        )
+
+
+def _load_settings(config: str | None, data_dir: str | None, assignments: list[str]) -> Settings:
+    """The settings that the servers will find, checked before any of them is started."""
+    import argparse
+
+    from objectcache_schemas.errors import InvalidRequest
+    from objectcache_schemas.settings import settings_from_arguments
+
+    given = argparse.Namespace(config=config, data_dir=data_dir, set=assignments)
+    try:
+        settings = settings_from_arguments(given, os.environ)
+        _ = settings.data_dir
+    except InvalidRequest as error:
+        fail(error.message)
+    return settings
+
+
+def _supervise(settings: Settings, arguments: tuple[str, ...]) -> int:
+    import asyncio
+
+    from objectcache.cli.supervise import announcement, gateway_child, storage_child, supervise
+
+    def announce(url: str) -> None:
+        typer.echo(announcement(url, settings.data_dir, os.environ))
+        sys.stdout.flush()
+
+    return asyncio.run(
+        supervise(storage_child(settings, arguments), gateway_child(settings, arguments), announce)
+    )
+
+
+def fail(message: str, exit_code: int = EXIT_WRONG_USE) -> NoReturn:
+    """One line on standard error, and exit."""
+    typer.echo(f"objectcache: {message}", err=True)
+    raise typer.Exit(exit_code)

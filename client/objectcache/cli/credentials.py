@@ -1,0 +1,61 @@
+"""Which server the bench commands talk to, and as whom."""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from objectcache_schemas.errors import InvalidRequest
+
+DEFAULT_ENDPOINT = "http://127.0.0.1:9000"
+PROFILE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An endpoint and the credentials for it."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str = field(repr=False)
+
+
+def find_access(
+    endpoint: str | None, credentials_file: Path | None, environment: Mapping[str, str]
+) -> Access:
+    """From the flags, else from OBJECTCACHE_ENDPOINT, _ACCESS_KEY and _SECRET_KEY.
+
+    Raises `InvalidRequest` that says what to give where credentials are missing.
+    """
+    where = endpoint or environment.get("OBJECTCACHE_ENDPOINT") or DEFAULT_ENDPOINT
+    if credentials_file is not None:
+        return Access(where, *read_credentials(credentials_file))
+    try:
+        return Access(
+            where, environment["OBJECTCACHE_ACCESS_KEY"], environment["OBJECTCACHE_SECRET_KEY"]
+        )
+    except KeyError as error:
+        raise InvalidRequest(
+            f"{error.args[0]} is not set; set OBJECTCACHE_ACCESS_KEY and OBJECTCACHE_SECRET_KEY, "
+            "or give --credentials-file DATA_DIR/root-credentials"
+        ) from None
+
+
+def read_credentials(file: Path) -> tuple[str, str]:
+    """Access key and secret of the default profile of an AWS shared-credentials file."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(file.read_text("utf-8"), str(file))
+        profile = parser[PROFILE]
+        return profile["aws_access_key_id"], profile["aws_secret_access_key"]
+    except OSError as error:
+        raise InvalidRequest(f"credentials file {file}: {error.strerror}") from error
+    except KeyError as error:
+        raise InvalidRequest(f"credentials file {file}: there is no {error.args[0]}") from None
+    except (configparser.Error, UnicodeDecodeError):
+        # The parser's own message quotes the line, which may be the secret.
+        raise InvalidRequest(
+            f"credentials file {file}: not in the AWS shared-credentials format"
+        ) from None

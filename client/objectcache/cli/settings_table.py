@@ -1,0 +1,85 @@
+"""docs/settings.md, written from the settings' own declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, get_args, get_origin
+
+import msgspec
+
+from objectcache_schemas.limits import GIB, KIB, MIB
+from objectcache_schemas.settings import ENVIRONMENT_PREFIX, SECTIONS, setting_fields
+
+INTRODUCTION = """\
+# Settings
+
+One table for `objectcache serve`, `objectcache gateway` and `objectcache storage`. Each setting can
+be given in a TOML file (`--config FILE`, or the variable `OBJECTCACHE_CONFIG`), in an environment
+variable, or as a flag (`--set section.key=value`). Later sources win, in this order: default, file,
+environment, flag. A key that is not in the table is an error. Lists are separated by commas in
+variables and flags.
+
+`limits` are what gateway and storage server must agree on: a gateway with other limits is refused.
+The other sections are each process' own. This file is what `objectcache settings` prints.
+"""
+
+OTHER_VARIABLE_MEANINGS = {
+    "OBJECTCACHE_ROOT_ACCESS_KEY": "access key of the root identity; both or neither of the two",
+    "OBJECTCACHE_ROOT_SECRET_KEY": "its secret; without them both are made once and kept in "
+    "DATA_DIR/root-credentials",
+    "OBJECTCACHE_CONFIG": "settings file of the servers, where no `--config` is given",
+    "OBJECTCACHE_ENDPOINT": "URL that the client and `objectcache bench` talk to",
+    "OBJECTCACHE_ACCESS_KEY": "access key of the client",
+    "OBJECTCACHE_SECRET_KEY": "secret of the client",
+}
+
+OTHER_VARIABLES_HEADING = """
+## Other environment variables
+
+| variable | meaning |
+| --- | --- |"""
+
+
+def settings_document() -> str:
+    """The whole document, ending in a newline."""
+    lines = [INTRODUCTION, "| setting | environment variable | default | meaning |"]
+    lines += ["| --- | --- | --- | --- |", *_setting_rows(), OTHER_VARIABLES_HEADING]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in OTHER_VARIABLE_MEANINGS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _setting_rows() -> Iterator[str]:
+    for section in SECTIONS:
+        for field in setting_fields(section):
+            variable = f"{ENVIRONMENT_PREFIX}{section}_{field.name}".upper()
+            default = default_text(field.name, field.default)
+            meaning = description(field.type)
+            yield f"| `{section}.{field.name}` | `{variable}` | {default} | {meaning} |"
+
+
+def description(annotation: object) -> str:
+    """The description that a field's `Annotated` type carries, else nothing."""
+    if get_origin(annotation) is not Annotated:
+        return ""
+    metas = [extra for extra in get_args(annotation) if isinstance(extra, msgspec.Meta)]
+    return next((meta.description for meta in metas if meta.description), "")
+
+
+def default_text(name: str, default: object) -> str:
+    """A default as one writes it in a flag; byte counts also in their binary unit."""
+    if isinstance(default, tuple):
+        default = ",".join(default)
+    if default == "":
+        return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    if isinstance(default, int) and "_bytes_" in f"{name}_":
+        return f"`{default}`{_in_binary_unit(default)}"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+
+
+def _in_binary_unit(count_bytes: int) -> str:
+    for unit_bytes, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count_bytes >= unit_bytes and count_bytes % unit_bytes == 0:
+            return f" ({count_bytes // unit_bytes} {unit})"
+    return ""

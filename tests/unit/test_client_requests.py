@@ -1,0 +1,198 @@
+"""The client's requests before they are sent: targets, bodies, signatures."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import numpy as np
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from objectcache import requests
+from objectcache.access_key import AccessKey
+from objectcache.endpoint import Endpoint
+from objectcache.errors import InvalidRequest
+from objectcache.putting import payload_parts
+from objectcache.requests import Request
+from objectcache.signing import Signer
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
+from objectcache_schemas.limits import Limits
+
+KEY = AccessKey("AKIA", "secret")
+
+
+def descriptor(chunk_count: int = 2, **fields: object) -> Descriptor:
+    keys = tuple(f"{index:064x}" for index in range(chunk_count))
+    return Descriptor(keys, 3, 16, 40, **fields)  # type: ignore[arg-type]
+
+
+def signed(request: Request, url: str = "http://127.0.0.1:9000") -> dict[str, str]:
+    return Signer(Endpoint.parse(url), "us-east-1", lambda: KEY).signed_headers(request)
+
+
+def test_a_short_descriptor_travels_in_the_header_of_a_get_of_the_last_chunk() -> None:
+    asked = Descriptor(("first", "dir/last key+%"), 3, 16, 40)
+    request = requests.get("bucket", asked)
+    assert (request.method, request.target) == ("GET", "/bucket/dir/last%20key%2B%25")
+    header = request.headers["x-objectcache-descriptor"]
+    assert Descriptor.from_header(header, Limits()) == asked
+
+
+def test_a_long_descriptor_travels_as_a_signed_body() -> None:
+    request = requests.get("bucket", descriptor(400))
+    assert (request.method, request.target) == ("POST", "/bucket?kv-get")
+    (body,) = request.body
+    assert Descriptor.from_bytes(body, Limits()) == descriptor(400)
+    assert signed(request)["x-amz-content-sha256"] == hashlib.sha256(body).hexdigest()
+
+
+def test_the_two_forms_meet_at_the_header_bound() -> None:
+    forms = {count: requests.get("b", descriptor(count)) for count in range(1, 100)}
+    longest = max(
+        len(request.headers["x-objectcache-descriptor"])
+        for request in forms.values()
+        if request.method == "GET"
+    )
+    assert 4096 - 90 < longest <= 4096
+    assert {request.method for request in forms.values()} == {"GET", "POST"}
+
+
+def test_only_a_get_without_a_target_may_be_repeated() -> None:
+    target = MemoryTarget(
+        transport="shared_memory", target_id=bytes(16), offset_bytes=0, length_bytes=240, tag=1
+    )
+    assert requests.get("b", descriptor()).repeatable
+    assert not requests.get("b", descriptor(rdma_target=target)).repeatable
+    assert not requests.create_bucket("b", "us-east-1").repeatable
+
+
+def test_a_put_is_length_descriptor_and_the_callers_own_memory() -> None:
+    chunks = np.arange(240, dtype=np.uint8).reshape(2, 3, 40)
+    parts = payload_parts(chunks, 240, "chunks")
+    request = requests.put("b", descriptor(delivery=DeliveryMode.CHUNKWISE), parts)
+    preamble, payload = request.body
+    length_bytes = int.from_bytes(preamble[:4], "big")
+    assert length_bytes == len(preamble) - 4
+    assert Descriptor.from_bytes(preamble[4:], Limits()).delivery is DeliveryMode.CHUNKWISE
+    assert np.shares_memory(np.frombuffer(payload, np.uint8), chunks)
+    assert request.body_bytes == len(preamble) + 240
+
+
+def test_a_streamed_put_announces_the_length_of_the_whole() -> None:
+    head = requests.put_head("b", descriptor())
+    assert int(head.headers["content-length"]) == head.body_bytes + 2 * 3 * 40
+
+
+def test_bodies_are_signed_except_payloads_on_links_that_protect_them() -> None:
+    payload = memoryview(bytes(240))
+    put = requests.put("b", descriptor(), [payload])
+    digest = hashlib.sha256(b"".join(put.body)).hexdigest()
+    for url in ("http://127.0.0.1:1", "http://[::1]:1", "http://localhost", "https://far.example"):
+        assert signed(put, url)["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert signed(put, "http://far.example")["x-amz-content-sha256"] == digest
+    match = requests.match("b", ["k"])
+    assert signed(match, "https://far.example")["x-amz-content-sha256"] != "UNSIGNED-PAYLOAD"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:9000", "http://far.example", "https://far.example:8443", "http://[::1]:80"],
+)
+def test_the_signature_is_botocores(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datetime
+
+    now = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: now)
+    request = requests.match("bucket", ["k1", "k2"])
+    ours = signed(request, url)
+    theirs = AWSRequest(
+        "POST",
+        url + "/bucket?kv-match",
+        headers={"content-type": "application/msgpack"},
+        data=request.body[0],
+    )
+    S3SigV4Auth(Credentials(*KEY), "s3", "us-east-1").add_auth(theirs)
+    assert ours["authorization"] == theirs.headers["Authorization"]
+    assert ours["x-amz-date"] == "20260102T030405Z"
+
+
+def test_a_session_token_is_signed_and_sent() -> None:
+    signer = Signer(
+        Endpoint.parse("http://h"), "us-east-1", lambda: AccessKey("a", "s", "the-token")
+    )
+    headers = signer.signed_headers(requests.open_session())
+    assert headers["x-amz-security-token"] == "the-token"
+    assert "x-amz-security-token" in headers["authorization"]
+
+
+def test_an_access_key_does_not_show_its_secret() -> None:
+    assert "secret" not in repr(KEY)
+
+
+def test_a_location_constraint_is_sent_for_other_regions_only() -> None:
+    assert requests.create_bucket("b", "us-east-1").body == ()
+    (body,) = requests.create_bucket("b", "eu<1").body
+    assert b"<LocationConstraint>eu&lt;1</LocationConstraint>" in body
+
+
+def test_a_match_names_its_keys() -> None:
+    (body,) = requests.match("b", ["k1", "k2"]).body
+    assert msgspec.msgpack.decode(body) == {"v": 1, "chunk_keys": ["k1", "k2"]}
+
+
+@pytest.mark.parametrize("bucket", ["", "a/b"])
+def test_no_bucket_name_leaves_its_place_in_the_path(bucket: str) -> None:
+    with pytest.raises(InvalidRequest, match="bucket"):
+        requests.get_layout(bucket)
+
+
+def test_keys_that_are_no_text_are_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        requests.match("b", ["\ud800"])
+    with pytest.raises(InvalidRequest):
+        requests.get("b", Descriptor(("\ud800",), 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "header"),
+    [
+        ("http://127.0.0.1:9000", "127.0.0.1", 9000, "127.0.0.1:9000"),
+        ("https://s3.example/", "s3.example", 443, "s3.example"),
+        ("https://s3.example:80", "s3.example", 80, "s3.example:80"),
+        ("http://[::1]:9000", "::1", 9000, "[::1]:9000"),
+    ],
+)
+def test_an_endpoint_is_host_and_port(url: str, host: str, port: int, header: str) -> None:
+    endpoint = Endpoint.parse(url)
+    assert (endpoint.host, endpoint.port, endpoint.host_header) == (host, port, header)
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:9000", "ftp://h", "http://", "http://h/path", "http://h:x", "http://u@h"]
+)
+def test_a_wrong_endpoint_is_named(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="endpoint"):
+        Endpoint.parse(url)
+
+
+@pytest.mark.parametrize("kind", ["array", "list", "bytes", "strided", "float16"])
+def test_chunks_may_be_anything_with_the_right_bytes(kind: str) -> None:
+    chunks = np.random.default_rng(1).integers(0, 256, (2, 3, 40), dtype=np.uint8)
+    data = {
+        "array": chunks,
+        "list": [chunks[0], bytes(chunks[1].tobytes())],
+        "bytes": chunks.tobytes(),
+        "strided": chunks.transpose(1, 0, 2).copy().transpose(1, 0, 2),
+        "float16": chunks.view(np.float16),
+    }[kind]
+    assert b"".join(payload_parts(data, 240, "chunks")) == chunks.tobytes()
+
+
+def test_chunks_of_another_size_are_refused_with_both_sizes() -> None:
+    with pytest.raises(InvalidRequest, match=r"239 bytes.*needs 240"):
+        payload_parts(bytes(239), 240, "chunks")
+    with pytest.raises(InvalidRequest, match="chunks"):
+        payload_parts(object(), 240, "chunks")
