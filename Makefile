@@ -18,8 +18,9 @@ SOURCES := schemas gateway storage_server client tests benchmarks
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# The model and the server share the cores; more threads in the model would wait for each other.
 demo: $(VENV)/.server ## prefill, store and reuse a prefix layer by layer (about a minute)
-	$(BIN)/objectcache demo
+	OPENBLAS_NUM_THREADS=1 $(BIN)/objectcache demo
 
 serve: $(VENV)/.server ## start a server; DATA_DIR=./data LISTEN=127.0.0.1:9000
 	$(BIN)/objectcache serve --data-dir '$(DATA_DIR)' --listen '$(LISTEN)'

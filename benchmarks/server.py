@@ -42,12 +42,16 @@ class Server:
 @contextmanager
 def running_server(parent: Path | None) -> Generator[Server]:
     """Start it on a free port with data below `parent`; stopped, and its data gone, at the end."""
-    with tempfile.TemporaryDirectory(prefix="objectcache-bench-", dir=parent) as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="objectcache-bench-", dir=parent) as directory,
+        tempfile.TemporaryDirectory(prefix="objectcache-") as run_dir,  # a socket's path is short
+    ):
         data_dir = Path(directory) / "data"
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "objectcache.cli", "serve"),
                 *("--data-dir", str(data_dir), "--listen", "127.0.0.1:0"),
+                *("--set", f"server.run_dir={run_dir}"),
                 *("--set", "gateway.log_level=warning", "--set", "storage.log_level=warning"),
             ],
             stdout=subprocess.PIPE,

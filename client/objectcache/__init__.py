@@ -1,1 +1,68 @@
-"""ObjectCache's client."""
+"""ObjectCache's client: LLM prefix KV cache, fetched layer by layer from object storage.
+
+    client = objectcache.Client("http://127.0.0.1:9000", access_key=..., secret_key=...)
+    bucket = client.kv_bucket("llama-3.1-8b", layout, create=True)
+    keys = bucket.chunk_keys(tokens)
+    with bucket.fetch(keys[: bucket.match(keys)]) as delivery:
+        for layer, kv in delivery:
+            ...
+
+`Client` and `AsyncClient` are two faces of one core. `objectcache.boto3_integration` adds the
+extension to boto3 clients.
+"""
+
+from objectcache.async_client import AsyncClient, AsyncDelivery, AsyncKvBucket, AsyncLayerPut
+from objectcache.client import Client
+from objectcache.delivery import Delivery
+from objectcache.errors import (
+    AccessDenied,
+    Busy,
+    Conflict,
+    DamagedData,
+    DeliveryFailed,
+    ErrorDetails,
+    InvalidRequest,
+    NotFound,
+    ObjectCacheError,
+    PreconditionFailed,
+    StorageFull,
+    Unavailable,
+    Unsupported,
+)
+from objectcache.kv_bucket import KvBucket
+from objectcache.putting import LayerPut
+from objectcache.responses import PutResult
+from objectcache.targets import PlainTarget, SharedMemoryTarget, Target
+from objectcache_schemas.layout import KvLayout
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessDenied",
+    "AsyncClient",
+    "AsyncDelivery",
+    "AsyncKvBucket",
+    "AsyncLayerPut",
+    "Busy",
+    "Client",
+    "Conflict",
+    "DamagedData",
+    "Delivery",
+    "DeliveryFailed",
+    "ErrorDetails",
+    "InvalidRequest",
+    "KvBucket",
+    "KvLayout",
+    "LayerPut",
+    "NotFound",
+    "ObjectCacheError",
+    "PlainTarget",
+    "PreconditionFailed",
+    "PutResult",
+    "SharedMemoryTarget",
+    "StorageFull",
+    "Target",
+    "Unavailable",
+    "Unsupported",
+    "__version__",
+]

@@ -1,0 +1,16 @@
+"""Who signs requests."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class AccessKey(NamedTuple):
+    """Credentials. `session_token` goes with temporary ones only."""
+
+    access_key: str
+    secret_key: str
+    session_token: str | None = None
+
+    def __repr__(self) -> str:
+        return f"AccessKey({self.access_key!r}, ...)"

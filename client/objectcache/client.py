@@ -1,0 +1,177 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from objectcache import requests
+from objectcache.access_key import AccessKey
+from objectcache.core import ClientCore, CoreSettings, TransportChoice
+from objectcache.endpoint import Endpoint
+from objectcache.fetching import shared_memory_target
+from objectcache.kv_bucket import KvBucket
+from objectcache.targets import SharedMemoryTarget
+from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
+from objectcache_schemas.layout import KvLayout
+
+DEFAULT_REGION = "us-east-1"
+TIMEOUT_S = 60.0
+CONNECTIONS_MAX = 32
+TARGET_BYTES_MAX = 4 << 30
+
+
+class Client:
+    """A client of one gateway. May be shared by threads; not by processes after a fork.
+
+    `transport` is how deliveries reach this process: shared_memory (the server must run on this
+    host), body, or auto, which takes shared memory where it can be had. `timeout_s` bounds the
+    connecting and every silence of the server, `connections_max` the open connections (an open
+    delivery holds one), `target_bytes_max` the shared memory that deliveries without a target of
+    the caller's own land in.
+
+    Nothing is sent before the first call. Every call raises the classes of `objectcache.errors`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        access_key: str,
+        secret_key: str,
+        session_token: str | None = None,
+        region: str = DEFAULT_REGION,
+        transport: str = "auto",
+        timeout_s: float = TIMEOUT_S,
+        connections_max: int = CONNECTIONS_MAX,
+        target_bytes_max: int = TARGET_BYTES_MAX,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`tls` replaces the system's certificates and rules for an https endpoint."""
+        key = AccessKey(access_key, secret_key, session_token)
+        choice = TransportChoice.parse(transport)
+        settings = CoreSettings(region, choice, timeout_s, connections_max, target_bytes_max)
+        self._core = ClientCore(Endpoint.parse(endpoint), lambda: key, settings, tls)
+
+    @classmethod
+    def from_environment(
+        cls,
+        environment: Mapping[str, str] | None = None,
+        *,
+        region: str = DEFAULT_REGION,
+        transport: str = "auto",
+        timeout_s: float = TIMEOUT_S,
+    ) -> Client:
+        """A client by OBJECTCACHE_ENDPOINT, OBJECTCACHE_ACCESS_KEY and OBJECTCACHE_SECRET_KEY.
+
+        Raises `InvalidRequest` naming the variable that is not set.
+        """
+        values = os.environ if environment is None else environment
+        return cls(
+            _variable(values, "OBJECTCACHE_ENDPOINT"),
+            access_key=_variable(values, "OBJECTCACHE_ACCESS_KEY"),
+            secret_key=_variable(values, "OBJECTCACHE_SECRET_KEY"),
+            region=region,
+            transport=transport,
+            timeout_s=timeout_s,
+        )
+
+    @classmethod
+    def from_core(cls, core: ClientCore) -> Client:
+        """A client over a core that was made elsewhere."""
+        client = cls.__new__(cls)
+        client._core = core
+        return client
+
+    def create_bucket(self, name: str) -> None:
+        """Create a bucket. Raises `Conflict` (BucketAlreadyOwnedByYou) where it exists."""
+        self._core.channel.call(requests.create_bucket(name, self._core.settings.region))
+
+    def delete_bucket(self, name: str) -> None:
+        """Delete an empty bucket. Raises `NotFound`, or `Conflict` (BucketNotEmpty)."""
+        self._core.channel.call(requests.delete_bucket(name))
+
+    def put_layout(self, bucket: str, layout: KvLayout) -> None:
+        """Give a bucket its KV layout; the same one again is a success.
+
+        Raises `Conflict` (KvLayoutConflict) where it has another.
+        """
+        self._core.channel.call(requests.put_layout(bucket, layout))
+
+    def get_layout(self, bucket: str) -> KvLayout:
+        """A bucket's KV layout. Raises `NotFound`: NoSuchKvLayout, or NoSuchBucket."""
+        return KvLayout.from_bytes(self._core.channel.call(requests.get_layout(bucket)).body)
+
+    def kv_bucket(self, name: str, layout: KvLayout, *, create: bool = False) -> KvBucket:
+        """A bucket seen through `layout`.
+
+        With `create` the bucket and its layout are made where they are missing. Without, the bucket
+        must exist; it may have no layout. Raises `Conflict` (KvLayoutConflict) where its layout is
+        another.
+        """
+        if create:
+            self._create_kv_bucket(name, layout)
+        else:
+            self._check_layout(name, layout)
+        return KvBucket(self._core, name, layout)
+
+    def shared_memory_target(self, length_bytes: int) -> SharedMemoryTarget:
+        """Shared memory to fetch into again and again.
+
+        Raises `Unavailable` with the reason where the server cannot write to this host's memory.
+        """
+        return shared_memory_target(self._core, length_bytes)
+
+    def close(self) -> None:
+        """Close connections and the session; open deliveries fail. Arrays stay valid.
+
+        Repeating has no effect. A client that is no longer used closes itself.
+        """
+        self._core.close()
+
+    def _create_kv_bucket(self, name: str, layout: KvLayout) -> None:
+        try:
+            self.create_bucket(name)
+        except Conflict as error:
+            if error.code != "BucketAlreadyOwnedByYou":
+                raise
+        self.put_layout(name, layout)
+
+    def _check_layout(self, name: str, layout: KvLayout) -> None:
+        try:
+            stored = self.get_layout(name)
+        except NotFound as error:
+            if error.code != "NoSuchKvLayout":
+                raise
+            return
+        for field in layout.__struct_fields__:
+            mine, its = getattr(layout, field), getattr(stored, field)
+            if mine != its:
+                raise Conflict(
+                    f"bucket {name}: {field} is {mine!r} here and {its!r} in its KV layout",
+                    code="KvLayoutConflict",
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client {self._core!r}>"
+
+
+def _variable(environment: Mapping[str, str], name: str) -> str:
+    value = environment.get(name)
+    if not value:
+        raise InvalidRequest(f"environment variable {name} is not set")
+    return value

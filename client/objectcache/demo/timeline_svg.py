@@ -1,0 +1,173 @@
+"""The timeline of one turn as an SVG picture: arrivals above compute, for both deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from objectcache.demo.axis import ticks
+from objectcache.demo.results import LayerEvents, ReuseMeasurement, TurnMeasurement
+
+WIDTH, PANEL_HEIGHT, HEADER_HEIGHT, FOOTER_HEIGHT = 960, 148, 84, 64
+LEFT, RIGHT = 104, 56  # margins of the time axis
+LANE_HEIGHT = 38
+ARRIVALS_Y, COMPUTE_Y = 38, 84  # of the lanes, below the panel's top
+MERGE_PX = 2.0  # arrivals closer than this are one bar
+LABEL_PX = 22.0  # narrower bars carry no layer number
+ARRIVAL_FILLS = ("#3d74ae", "#5d92c8")
+COMPUTE_FILLS = ("#c66d1d", "#da8a45")
+TEXT, MUTED, GRID, LANE = "#24292f", "#6b7280", "#e5e7eb", "#f4f5f7"
+FIRST_TOKEN = "#1a7f5a"  # noqa: S105 - a colour
+TITLES = {
+    "layerwise": "Layer by layer: compute starts with the first layer",
+    "chunkwise": "Chunk by chunk: compute waits for the whole prefix",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A run of layers and its time span."""
+
+    first_layer: int
+    last_layer: int
+    start_s: float
+    end_s: float
+
+    @property
+    def label(self) -> str:
+        """`7`, or `0-11`."""
+        if self.first_layer == self.last_layer:
+            return str(self.first_layer)
+        return f"{self.first_layer}\N{EN DASH}{self.last_layer}"
+
+
+def timeline_svg(turn: TurnMeasurement, path: str) -> str:
+    """An SVG document that draws the turn's reuses over `path` on one time axis."""
+    reuses = [reuse for delivery in TITLES if (reuse := turn.reuse(path, delivery)) is not None]
+    assert reuses
+    height = HEADER_HEIGHT + PANEL_HEIGHT * len(reuses) + FOOTER_HEIGHT
+    end_s = max(reuse.ttft_s for reuse in reuses) * 1.04
+    scale = _Scale(end_s, WIDTH - LEFT - RIGHT)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}" font-family="system-ui, sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        *_header(turn, path),
+        *_axis(scale, HEADER_HEIGHT, height - FOOTER_HEIGHT),
+    ]
+    for index, reuse in enumerate(reuses):
+        parts += _panel(reuse, scale, HEADER_HEIGHT + index * PANEL_HEIGHT)
+    return "\n".join([*parts, *_legend(height - 14), "</svg>"]) + "\n"
+
+
+def arrival_bars(reuse: ReuseMeasurement, merge_s: float) -> list[Bar]:
+    """What arrived when: each layer from the arrival before it, near-simultaneous ones as one."""
+    bars: list[Bar] = []
+    for events in reuse.layers:
+        start_s = bars[-1].end_s if bars else reuse.fetch_start_s
+        end_s = max(start_s, events.arrival_s)
+        if bars and end_s - start_s < merge_s:
+            bars[-1] = Bar(bars[-1].first_layer, events.layer, bars[-1].start_s, end_s)
+        else:
+            bars.append(Bar(events.layer, events.layer, start_s, end_s))
+    return bars
+
+
+def compute_bars(layers: tuple[LayerEvents, ...]) -> list[Bar]:
+    """One bar for each layer's compute; the gaps are stalls."""
+    return [
+        Bar(events.layer, events.layer, events.compute_start_s, events.compute_end_s)
+        for events in layers
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    end_s: float
+    width_px: float
+
+    def x(self, time_s: float) -> float:
+        return LEFT + time_s / self.end_s * self.width_px
+
+    def seconds(self, width_px: float) -> float:
+        return width_px / self.width_px * self.end_s
+
+
+def _header(turn: TurnMeasurement, path: str) -> Iterator[str]:
+    share = turn.hit_tokens / turn.prompt_tokens
+    yield _text(
+        LEFT - 80,
+        32,
+        f"Turn {turn.turn}: {turn.hit_tokens:,} of {turn.prompt_tokens:,} tokens ({share:.0%}) "
+        f"from the store, {turn.fetched_bytes / (1 << 20):.0f} MiB",
+        'font-size="18" font-weight="600"',
+    )
+    yield _text(
+        LEFT - 80,
+        56,
+        f"Path: {path}. Time from the prompt to its first token; recomputing all of it takes "
+        f"{turn.recompute_ttft_s * 1e3:,.0f} ms",
+        f'fill="{MUTED}"',
+    )
+
+
+def _axis(scale: _Scale, top: float, bottom: float) -> Iterator[str]:
+    for tick_ms in ticks(scale.end_s * 1e3):
+        x = scale.x(tick_ms / 1e3)
+        yield f'<path d="M{x:.1f} {top}V{bottom}" stroke="{GRID}"/>'
+        yield _text(x, bottom + 18, f"{tick_ms:g}", f'fill="{MUTED}" text-anchor="middle"')
+    yield _text(WIDTH - 12, bottom + 18, "ms", f'fill="{MUTED}" text-anchor="end"')
+
+
+def _panel(reuse: ReuseMeasurement, scale: _Scale, top: float) -> Iterator[str]:
+    yield _text(LEFT - 80, top + 26, TITLES[reuse.delivery], 'font-weight="600"')
+    for name, y in (("arrivals", top + ARRIVALS_Y), ("compute", top + COMPUTE_Y)):
+        yield _rect(LEFT, y, scale.width_px, LANE_HEIGHT, LANE)
+        yield _text(LEFT - 10, y + 24, name, f'fill="{MUTED}" text-anchor="end"')
+    yield from _bars(
+        arrival_bars(reuse, scale.seconds(MERGE_PX)), scale, top + ARRIVALS_Y, ARRIVAL_FILLS
+    )
+    yield from _bars(compute_bars(reuse.layers), scale, top + COMPUTE_Y, COMPUTE_FILLS)
+    yield from _first_token(reuse.ttft_s, scale, top)
+
+
+def _bars(bars: list[Bar], scale: _Scale, y: float, fills: tuple[str, str]) -> Iterator[str]:
+    for index, bar in enumerate(bars):
+        x, width = scale.x(bar.start_s), scale.x(bar.end_s) - scale.x(bar.start_s)
+        duration_ms = (bar.end_s - bar.start_s) * 1e3
+        title = f"layer {bar.label}: {bar.start_s * 1e3:.1f} ms, for {duration_ms:.1f} ms"
+        yield _rect(x, y + 4, max(width, 1.0), LANE_HEIGHT - 8, fills[index % 2], title)
+        if width >= LABEL_PX:
+            yield _text(x + width / 2, y + 24, bar.label, 'fill="#ffffff" text-anchor="middle"')
+
+
+def _first_token(ttft_s: float, scale: _Scale, top: float) -> Iterator[str]:
+    x = scale.x(ttft_s)
+    yield (
+        f'<path d="M{x:.1f} {top + ARRIVALS_Y - 6}V{top + COMPUTE_Y + LANE_HEIGHT + 4}" '
+        f'stroke="{FIRST_TOKEN}" stroke-width="2"/>'
+    )
+    label = f"first token {ttft_s * 1e3:.0f} ms"
+    yield _text(x, top + 26, label, f'fill="{FIRST_TOKEN}" font-weight="600" text-anchor="end"')
+
+
+def _legend(y: float) -> Iterator[str]:
+    entries = (
+        (ARRIVAL_FILLS[0], "a layer's KV arrives, with its number"),
+        (COMPUTE_FILLS[0], "the layer computes"),
+    )
+    for index, (fill, label) in enumerate(entries):
+        x = LEFT + index * 270
+        yield _rect(x, y - 11, 14, 12, fill)
+        yield _text(x + 20, y, label, f'fill="{MUTED}"')
+
+
+def _rect(x: float, y: float, width: float, height: float, fill: str, title: str = "") -> str:
+    shape = f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{fill}" rx="1"'
+    return f"{shape}><title>{escape(title)}</title></rect>" if title else f"{shape}/>"
+
+
+def _text(x: float, y: float, content: str, attributes: str) -> str:
+    fill = "" if "fill=" in attributes else f' fill="{TEXT}"'
+    return f'<text x="{x:.1f}" y="{y}" {attributes}{fill}>{escape(content)}</text>'

@@ -1,0 +1,142 @@
+"""A bucket of KV chunks: keys, match, fetch, put."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from objectcache import requests
+from objectcache.core import ClientCore, TransportChoice
+from objectcache.delivery import Delivery
+from objectcache.fetching import FetchRequest, empty_delivery, fetch
+from objectcache.putting import LayerPut, put_chunks
+from objectcache.responses import PutResult, parse_match
+from objectcache.targets import Target
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor, OnMissing
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.layout import KvLayout
+
+Choice = TypeVar("Choice", DeliveryMode, OnMissing)
+
+
+class KvBucket:
+    """A bucket seen through one KV layout. Made by `Client.kv_bucket`; may be shared by threads."""
+
+    def __init__(self, core: ClientCore, name: str, layout: KvLayout) -> None:
+        self._core = core
+        self.name = name
+        self.layout = layout
+
+    def chunk_keys(self, tokens: Sequence[int] | npt.NDArray[np.integer] | bytes) -> list[str]:
+        """Keys of the whole chunks of `tokens`, as `KvLayout.chunk_keys` computes them."""
+        return self.layout.chunk_keys(tokens)
+
+    def match(self, chunk_keys: Sequence[str]) -> int:
+        """How many leading chunks are stored, in one round trip."""
+        if not chunk_keys:
+            return 0
+        reply = self._core.channel.call(requests.match(self.name, chunk_keys))
+        return parse_match(reply.body, len(chunk_keys))
+
+    def fetch(
+        self,
+        chunk_keys: Sequence[str],
+        *,
+        delivery: str = "auto",
+        layers: tuple[int, int] | None = None,
+        on_missing: str = "fail",
+        compute_window_s: float | None = None,
+        target: Target | None = None,
+        transport: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Delivery:
+        """Begin to fetch a prefix; returns when the server has accepted it.
+
+        `delivery` is auto, layerwise or chunkwise. `layers` [first, end) asks for some layers only.
+        `on_missing` "truncate" delivers the longest stored prefix; "fail" raises `NotFound` with
+        `details.missing_index`. `compute_window_s` is the time that the engine computes per layer,
+        for the server's scheduler. `target` is memory to fill in place of the client's own;
+        `transport` and `timeout_s` replace the client's. No keys make an empty delivery.
+
+        Raises `InvalidRequest` for wrong arguments and a target that is too small, `Unavailable`
+        when the server is out of reach or `timeout_s` passes without an answer, `Busy` when it (or
+        the client's own memory, `target_bytes_max`) is at a limit.
+        """
+        started_s = time.monotonic()
+        mode, missing = _choice(DeliveryMode, delivery), _choice(OnMissing, on_missing)
+        if not chunk_keys:
+            return empty_delivery(self._layers(layers), self.layout.per_layer_chunk_bytes)
+        descriptor = Descriptor(
+            tuple(chunk_keys),
+            self.layout.num_layers,
+            self.layout.chunk_tokens,
+            self.layout.per_layer_chunk_bytes,
+            mode,
+            layers,
+            missing,
+            compute_window_s,
+        )
+        settings = self._core.settings
+        choice = settings.transport if transport is None else TransportChoice.parse(transport)
+        timeout_s = settings.timeout_s if timeout_s is None else timeout_s
+        return fetch(
+            self._core,
+            FetchRequest(self.name, descriptor, target, choice, timeout_s, started_s),
+        )
+
+    def put(
+        self, chunk_keys: Sequence[str], chunks: Any, *, timeout_s: float | None = None
+    ) -> PutResult:
+        """Store chunks: uint8[N, num_layers, per_layer_chunk_bytes], or anything with that many
+        bytes, or a list of those.
+
+        All become visible together, or none. Chunks that are stored already with the same bytes
+        are counted as `existing`. Raises `Conflict` where other bytes are stored under a key,
+        `StorageFull`, `InvalidRequest` where the sizes do not fit.
+        """
+        if not chunk_keys:
+            return PutResult(stored=0, existing=0)
+        descriptor = self._put_descriptor(chunk_keys, DeliveryMode.CHUNKWISE)
+        return put_chunks(self._core, self.name, descriptor, chunks, timeout_s)
+
+    def put_layers(self, chunk_keys: Sequence[str], *, timeout_s: float | None = None) -> LayerPut:
+        """Store chunks layer by layer: `write_layer` num_layers times in a `with` block.
+
+        Over plain HTTP to another host the layers are kept and sent at the end, because the
+        request's signature covers its body there.
+        """
+        descriptor = self._put_descriptor(chunk_keys, DeliveryMode.LAYERWISE)
+        return LayerPut(self._core, self.name, descriptor, timeout_s)
+
+    def _put_descriptor(self, chunk_keys: Sequence[str], order: DeliveryMode) -> Descriptor:
+        return Descriptor(
+            tuple(chunk_keys),
+            self.layout.num_layers,
+            self.layout.chunk_tokens,
+            self.layout.per_layer_chunk_bytes,
+            order,
+        )
+
+    def _layers(self, layers: tuple[int, int] | None) -> tuple[int, int]:
+        first, end = layers or (0, self.layout.num_layers)
+        if not 0 <= first < end <= self.layout.num_layers:
+            raise InvalidRequest(
+                f"layers must be (first, end) with 0 <= first < end <= {self.layout.num_layers}, "
+                f"got {layers}"
+            )
+        return first, end
+
+    def __repr__(self) -> str:
+        return f"<KvBucket {self.name} at {self._core.endpoint.url}, {self.layout!r}>"
+
+
+def _choice(kind: type[Choice], text: str) -> Choice:
+    try:
+        return kind(text)
+    except ValueError:
+        allowed = ", ".join(choice.value for choice in kind)
+        raise InvalidRequest(f"{text!r} is not one of {allowed}") from None

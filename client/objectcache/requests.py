@@ -1,0 +1,153 @@
+"""The requests that the client makes, as values: what is asked, before signing and sending."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+import msgspec
+
+from objectcache_schemas import headers
+from objectcache_schemas.descriptor import DESCRIPTOR_VERSION, Descriptor, MatchRequest
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.frames import LENGTH
+from objectcache_schemas.layout import KvLayout
+
+# Longer descriptors travel as a POST body. Far below the server's own limit, so that proxies with
+# the usual 8 KiB header lines pass it.
+DESCRIPTOR_HEADER_BYTES_MAX = 4096
+_DEFAULT_REGION = "us-east-1"  # S3 takes no location constraint for this one
+_MSGPACK_BODY = {"content-type": headers.MSGPACK}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. `path` and `query` are percent-encoded; `body` is sent part after part.
+
+    `sign_body` says that the body's digest is signed whatever the link; otherwise only where the
+    link does not protect bodies. `repeatable` requests may reach the server twice.
+    """
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: Sequence[bytes | memoryview] = ()
+    sign_body: bool = True
+    repeatable: bool = True
+
+    @property
+    def target(self) -> str:
+        """The request target of the HTTP request line."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+    @property
+    def body_bytes(self) -> int:
+        """Length of the whole body."""
+        return sum([len(part) for part in self.body])
+
+
+def create_bucket(bucket: str, region: str) -> Request:
+    """CreateBucket. Not repeatable: the second answer would be a conflict."""
+    body: tuple[bytes, ...] = ()
+    if region != _DEFAULT_REGION:
+        xml = (
+            '<CreateBucketConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<LocationConstraint>{escape(region)}</LocationConstraint>"
+            "</CreateBucketConfiguration>"
+        )
+        body = (xml.encode(),)
+    return Request("PUT", _path(bucket), body=body, repeatable=False)
+
+
+def delete_bucket(bucket: str) -> Request:
+    """DeleteBucket."""
+    return Request("DELETE", _path(bucket), repeatable=False)
+
+
+def put_layout(bucket: str, layout: KvLayout) -> Request:
+    """Give a bucket its KV layout."""
+    return Request("PUT", _path(bucket), headers.KV_LAYOUT, _MSGPACK_BODY, (layout.to_bytes(),))
+
+
+def get_layout(bucket: str) -> Request:
+    """Ask for a bucket's KV layout."""
+    return Request("GET", _path(bucket), headers.KV_LAYOUT)
+
+
+def match(bucket: str, chunk_keys: Sequence[str]) -> Request:
+    """Ask how long a prefix is stored."""
+    wire = MatchRequest(v=DESCRIPTOR_VERSION, chunk_keys=tuple(chunk_keys))
+    body = _encoded(wire, chunk_keys)
+    return Request("POST", _path(bucket), headers.KV_MATCH, _MSGPACK_BODY, (body,))
+
+
+def get(bucket: str, descriptor: Descriptor) -> Request:
+    """Begin a delivery: in the header form where the descriptor is short, else by POST.
+
+    With a target it is not repeatable: two deliveries would write to the same memory.
+    """
+    repeatable = descriptor.rdma_target is None
+    data = _descriptor_bytes(descriptor)
+    if len(data) * 4 <= DESCRIPTOR_HEADER_BYTES_MAX * 3:
+        extra = {headers.DESCRIPTOR: descriptor.to_header()}
+        path = _path(bucket, descriptor.chunk_keys[-1])
+        return Request("GET", path, "", extra, repeatable=repeatable)
+    return Request(
+        "POST", _path(bucket), headers.KV_GET, _MSGPACK_BODY, (data,), repeatable=repeatable
+    )
+
+
+def put(bucket: str, descriptor: Descriptor, payload: Sequence[memoryview]) -> Request:
+    """Store chunks; the payload's parts are in the order of `descriptor.delivery`."""
+    body: list[bytes | memoryview] = [_put_preamble(descriptor), *payload]
+    return Request("POST", _path(bucket), headers.KV_PUT, body=body, sign_body=False)
+
+
+def put_head(bucket: str, descriptor: Descriptor) -> Request:
+    """A put whose payload follows piece by piece; it announces the whole length."""
+    preamble = _put_preamble(descriptor)
+    payload_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
+    extra = {"content-length": str(len(preamble) + payload_bytes)}
+    return Request(
+        "POST", _path(bucket), headers.KV_PUT, extra, (preamble,), sign_body=False, repeatable=False
+    )
+
+
+def open_session() -> Request:
+    """Ask for a ticket to the storage server's target socket."""
+    return Request("POST", "/", headers.KV_SESSION)
+
+
+def _path(bucket: str, key: str | None = None) -> str:
+    if not bucket or "/" in bucket:
+        raise InvalidRequest(f"bucket {bucket!r} is no bucket name", code="InvalidBucketName")
+    try:
+        name = quote(bucket, safe="")
+        return f"/{name}" if key is None else f"/{name}/{quote(key, safe='/~')}"
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"bucket or key is no valid Unicode: {error}") from error
+
+
+def _put_preamble(descriptor: Descriptor) -> bytes:
+    data = _descriptor_bytes(descriptor)
+    return LENGTH.pack(len(data)) + data
+
+
+def _descriptor_bytes(descriptor: Descriptor) -> bytes:
+    try:
+        return descriptor.to_bytes()
+    except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(f"descriptor: {error}", code="InvalidDescriptor") from error
+
+
+def _encoded(wire: msgspec.Struct, chunk_keys: Sequence[str]) -> bytes:
+    try:
+        return msgspec.msgpack.encode(wire)
+    except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(
+            f"chunk_keys ({len(chunk_keys)} of them) must be strings: {error}",
+            code="InvalidDescriptor",
+        ) from error
