@@ -16,6 +16,7 @@ import pytest
 from objectcache_schemas.errors import (
     Busy,
     DamagedData,
+    NotFound,
     ObjectCacheError,
     StorageFull,
     Unavailable,
@@ -174,6 +175,63 @@ def test_damage_outlives_a_restart(engine: FilesEngine, data_dir: Path) -> None:
     last.close()
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("key", b"b2\xff"),
+        ("id", 12_345),
+        ("size_bytes", 2),
+        ("record", b"rot"),
+        ("record", 7),
+        ("checksums", b"rot"),
+        ("checksums", 7.0),
+    ],
+)
+def test_a_damaged_index_row_is_dropped_and_put_right_by_a_put(
+    engine: FilesEngine, data_dir: Path, column: str, value: bytes | float
+) -> None:
+    put_batch(engine, {"a": b"1", "b": b"2", "c": b"3"})
+    connection = sqlite3.connect(data_dir / "index.sqlite3")
+    connection.execute(f"UPDATE objects SET {column} = ? WHERE key = ?", (value, b"b"))
+    connection.commit()
+    connection.close()
+    for _ in range(2):
+        assert read(engine, "b") is None
+        assert stored_keys(engine) == ["a", "c"]
+        assert engine.damaged_count == 1
+    put(engine, "b", b"2", IMMUTABLE)
+    assert {key: read(engine, key) for key in "abc"} == {"a": b"1", "b": b"2", "c": b"3"}
+    engine.close()
+    again = FilesEngine(data_dir, 64)
+    assert len(object_files(data_dir)) == 3
+    assert again.damaged_count == 0
+    again.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_flipped_bytes_of_the_index_never_deliver_wrong_bytes(
+    engine: FilesEngine, data_dir: Path, seed: int
+) -> None:
+    objects = {f"key {i}": b"%d" % i for i in range(100)}
+    put_batch(engine, objects)
+    engine.close()
+    path = data_dir / "index.sqlite3"
+    rng = random.Random(seed)
+    for position in rng.sample(range(100, path.stat().st_size), 40):
+        flip_byte(path, position)
+    try:
+        again = FilesEngine(data_dir, 64)
+    except Unavailable:
+        return
+    for key, data in objects.items():
+        try:
+            assert read(again, key) in (None, data)
+            assert again.stat(BUCKET.name, key).size_bytes == len(data)
+        except (NotFound, Unavailable, DamagedData):
+            continue
+    again.close()
+
+
 # --- opening ---
 
 
@@ -315,6 +373,25 @@ def test_what_is_stored_already_is_not_flushed_again(
     assert flushed == []
     put_batch(engine, {"a": b"1", "c": b"3", "b": b"2"}, IMMUTABLE)
     assert len(flushed) == 1
+
+
+def test_what_is_deleted_while_its_equal_is_put_is_stored_and_flushed(
+    engine: FilesEngine, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(engine, "a", b"1")
+    flushed: list[str] = []
+
+    def delete_and_flush(file_descriptor: int, flush: Callable[[int], None] = os.fdatasync) -> None:
+        if not flushed:
+            engine.delete(BUCKET.name, ["a"])
+        flush(file_descriptor)
+        flushed.append(os.readlink(f"/proc/self/fd/{file_descriptor}"))
+
+    monkeypatch.setattr(os, "fdatasync", delete_and_flush)
+    committed = put_batch(engine, {"a": b"1", "b": b"2"}, IMMUTABLE)
+    assert [each.existed for each in committed] == [False, False]
+    assert read(engine, "a") == b"1"
+    assert sorted(flushed) == sorted(map(str, object_files(data_dir)))
 
 
 # --- open files ---

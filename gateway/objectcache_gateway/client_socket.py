@@ -1,0 +1,98 @@
+"""The client's TCP socket below aiohttp's transport: its progress, a duplicate of it, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from types import TracebackType
+from typing import Self
+
+CHECKS_PER_TIMEOUT = 4  # so a stall is noticed at most a quarter of the timeout late
+_TCP_INFO_BYTES = 192
+_BYTES_ACKED = struct.Struct("@Q")  # tcpi_bytes_acked of linux/tcp.h
+_BYTES_ACKED_OFFSET = 120
+
+
+def duplicate(transport: asyncio.BaseTransport) -> int | None:
+    """A duplicate of a plain TCP connection's descriptor, which the caller closes.
+
+    None where there is none that bytes may be written to directly: TLS, or a closed connection.
+    """
+    if transport.get_extra_info("sslcontext") is not None:
+        return None
+    connected = transport.get_extra_info("socket")
+    if connected is None or connected.fileno() < 0 or transport.is_closing():
+        return None
+    return os.dup(connected.fileno())
+
+
+def cut(transport: asyncio.Transport) -> None:
+    """End the connection at once, also where another process holds a duplicate of it."""
+    descriptor = duplicate(transport)
+    if descriptor is not None:
+        with contextlib.suppress(OSError), socket.socket(fileno=descriptor) as connected:
+            connected.shutdown(socket.SHUT_RDWR)
+    transport.abort()
+
+
+def acked_bytes(transport: asyncio.BaseTransport) -> int | None:
+    """Bytes that the client's system has acknowledged since the connection began."""
+    connected = transport.get_extra_info("socket")
+    try:
+        info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return None
+    if len(info) < _BYTES_ACKED_OFFSET + _BYTES_ACKED.size:
+        return None
+    return int(_BYTES_ACKED.unpack_from(info, _BYTES_ACKED_OFFSET)[0])
+
+
+class SendWatch:
+    """Cuts a connection whose client acknowledges no byte for `timeout_s` while it is entered.
+
+    It asks the system, so it sees bytes of this process and of one that holds a duplicate.
+    """
+
+    def __init__(self, transport: asyncio.Transport | None, timeout_s: float) -> None:
+        self._transport = transport
+        self._interval_s = timeout_s / CHECKS_PER_TIMEOUT
+        self._timer: asyncio.TimerHandle | None = None
+        self._acked_bytes: int | None = None
+        self._checks_without_progress = 0
+        self.stalled = False
+
+    def __enter__(self) -> Self:
+        if self._transport is not None:
+            self._arm()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._interval_s, self._check)
+
+    def _check(self) -> None:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        now_bytes = acked_bytes(self._transport)
+        if now_bytes != self._acked_bytes:
+            self._acked_bytes, self._checks_without_progress = now_bytes, 0
+        else:
+            self._checks_without_progress += 1
+        if self._checks_without_progress >= CHECKS_PER_TIMEOUT:
+            self.stalled = True
+            cut(self._transport)
+        else:
+            self._arm()

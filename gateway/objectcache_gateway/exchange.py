@@ -1,0 +1,264 @@
+"""One HTTP request and the means to answer it, as the operations' handlers see it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aiohttp import HttpVersion11, web
+
+from objectcache_gateway.addressing import Address
+from objectcache_gateway.body import BodyDecoder
+from objectcache_gateway.request_head import RequestHead
+from objectcache_gateway.routes import Operation
+from objectcache_gateway.sigv4 import Authenticated
+from objectcache_gateway.storage_connection import StoragePool
+from objectcache_gateway.xml_render import XML, error_document
+from objectcache_schemas import headers
+from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+from objectcache_schemas.settings import Settings
+
+SERVER_NAME = "ObjectCache"
+THREAD_BYTES_MIN = 64 << 10  # smaller pieces are hashed sooner than a thread takes them over
+RETRY_AFTER_S = 1.0  # where the error does not say
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def new_request_id() -> str:
+    """16 hex digits, for the client's log and ours."""
+    return secrets.token_hex(8).upper()
+
+
+def request_head(request: web.BaseRequest, raw_path: str, raw_query: str) -> RequestHead:
+    """The head of a request in the pure core's terms."""
+    pairs = [
+        (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+        for name, value in request.raw_headers
+    ]
+    return RequestHead(request.method, raw_path, raw_query, tuple(pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for and who asks, established before any handler runs."""
+
+    address: Address
+    operation: Operation
+    authenticated: Authenticated
+    identity: str
+
+
+class Exchange:
+    """One request and its response. Handlers raise `ObjectCacheError`s; the server renders them."""
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        settings: Settings,
+        storage: StoragePool,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        """`is_draining` tells whether connections have to end with their response."""
+        self.request = request
+        self.settings = settings
+        self.storage = storage
+        self.request_id = new_request_id()
+        self.received_bytes = 0
+        self.sent_bytes = 0
+        self.response: web.StreamResponse | None = None  # once its head is on the wire
+        self._head: RequestHead | None = None
+        self._asked: Asked | None = None
+        self._query: Mapping[str, str] = {}
+        self._continued = False
+        self._is_draining = is_draining
+
+    # --- the request ---
+
+    def establish(self, head: RequestHead, query: Mapping[str, str], asked: Asked) -> None:
+        """Tell the exchange what was asked."""
+        self._head, self._query, self._asked = head, query, asked
+
+    @property
+    def asked(self) -> Asked | None:
+        """What was asked, once that is established."""
+        return self._asked
+
+    @property
+    def head(self) -> RequestHead:
+        """The request's head."""
+        assert self._head is not None
+        return self._head
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The decoded query; the first value of each name."""
+        return self._query
+
+    @property
+    def operation(self) -> Operation:
+        """What is asked for."""
+        assert self._asked is not None
+        return self._asked.operation
+
+    @property
+    def bucket(self) -> str:
+        """The bucket of an operation that has one."""
+        assert self._asked is not None
+        assert self._asked.address.bucket is not None
+        return self._asked.address.bucket
+
+    @property
+    def key(self) -> str:
+        """The key of an operation that has one."""
+        assert self._asked is not None
+        assert self._asked.address.key is not None
+        return self._asked.address.key
+
+    @property
+    def identity(self) -> str:
+        """Who asks."""
+        assert self._asked is not None
+        return self._asked.identity
+
+    @property
+    def authenticated(self) -> Authenticated:
+        """How the request was signed."""
+        assert self._asked is not None
+        return self._asked.authenticated
+
+    # --- the request's body ---
+
+    @property
+    def awaits_continue(self) -> bool:
+        """Whether the client holds its body back until it is told to go on."""
+        expect = self.request.headers.get("Expect", "")
+        knows_continue = self.request.version >= HttpVersion11
+        return expect.lower() == "100-continue" and knows_continue and not self._continued
+
+    def send_continue(self) -> None:
+        """Let a client that waits for it send its body."""
+        if self.awaits_continue and self.request.transport is not None:
+            self.request.transport.write(_CONTINUE)
+        self._continued = True
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives, still in its aws-chunked framing.
+
+        Raises `InvalidRequest`: RequestTimeout when it stops arriving, IncompleteBody when HTTP's
+        own framing breaks.
+        """
+        self.send_continue()
+        stall_timeout_s = self.settings.gateway.body_stall_timeout_s
+        content = self.request.content
+        while not content.at_eof():
+            try:
+                async with asyncio.timeout(stall_timeout_s):
+                    data = await content.readany()
+            except TimeoutError as error:
+                raise InvalidRequest(
+                    f"no byte of the body arrived for {stall_timeout_s:g} s", code="RequestTimeout"
+                ) from error
+            except web.RequestPayloadError as error:
+                raise InvalidRequest(
+                    "the body's framing is broken", code="IncompleteBody"
+                ) from error
+            self.received_bytes += len(data)
+            if data:
+                yield data
+
+    def decoder(
+        self, bytes_max: int, *, etag: bool = False, checksum_headers: bool = True
+    ) -> BodyDecoder:
+        """A decoder of this request's body."""
+        return BodyDecoder(
+            self.head, self.authenticated, bytes_max, etag, checksum_headers=checksum_headers
+        )
+
+    async def read_body(self, decoder: BodyDecoder) -> bytes:
+        """A whole small body, verified; the decoder's cap bounds it."""
+        payload = bytearray()
+        async for data in self.pieces():
+            for piece in await feed(decoder, data):
+                payload += piece
+        decoder.finish()
+        return bytes(payload)
+
+    # --- the response ---
+
+    @property
+    def base_headers(self) -> dict[str, str]:
+        """Headers of every response."""
+        return {
+            "Server": SERVER_NAME,
+            "x-amz-request-id": self.request_id,
+            headers.REQUEST_ID: self.request_id,
+        }
+
+    def empty(self, status: int = 200, more: Mapping[str, str] | None = None) -> web.Response:
+        """A response without a body."""
+        return web.Response(status=status, headers={**self.base_headers, **(more or {})})
+
+    def document(
+        self, body: bytes, content_type: str, more: Mapping[str, str] | None = None
+    ) -> web.Response:
+        """A response with a body that is at hand."""
+        named = {**self.base_headers, **(more or {}), "Content-Type": content_type}
+        return web.Response(body=body, headers=named)
+
+    def xml(self, body: bytes, more: Mapping[str, str] | None = None) -> web.Response:
+        """A response with an XML document."""
+        return self.document(body, XML, more)
+
+    def stream(self, status: int, more: Mapping[str, str]) -> web.StreamResponse:
+        """A response whose body follows."""
+        return web.StreamResponse(status=status, headers={**self.base_headers, **more})
+
+    def error(
+        self,
+        error: ObjectCacheError,
+        more: Mapping[str, str] | None = None,
+        more_elements: Sequence[str] = (),
+    ) -> web.Response:
+        """The response to an error, with more headers and XML elements; a HEAD gets no body."""
+        named = {**self.base_headers, **(more or {})}
+        method, resource = self.request.method, self.request.raw_path
+        return error_response(error, method, resource, named, more_elements)
+
+    async def start(self, response: web.StreamResponse) -> None:
+        """Send the response's head. From here on an error can only cut the connection."""
+        if self._is_draining():
+            response.force_close()
+        self.response = response
+        await response.prepare(self.request)
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.request_id} {self.request.method}>"
+
+
+async def feed(decoder: BodyDecoder, data: bytes) -> list[bytes | memoryview]:
+    """Decode and hash one piece, a large one in a thread."""
+    if len(data) < THREAD_BYTES_MIN:
+        return decoder.feed(data)
+    return await asyncio.to_thread(decoder.feed, data)
+
+
+def error_response(
+    error: ObjectCacheError,
+    method: str,
+    resource: str,
+    named: Mapping[str, str],
+    more_elements: Sequence[str] = (),
+) -> web.Response:
+    """S3's response to an error."""
+    status = error.row.http_status
+    extra: dict[str, str] = {}
+    if error.code == "SlowDown":
+        extra["Retry-After"] = str(math.ceil(error.details.retry_after_s or RETRY_AFTER_S))
+    if method == "HEAD":
+        return web.Response(status=status, headers={**named, **extra})
+    path = resource.partition("?")[0]
+    body = error_document(error, path, named["x-amz-request-id"], *more_elements)
+    return web.Response(status=status, body=body, headers={**named, **extra, "Content-Type": XML})

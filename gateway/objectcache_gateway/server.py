@@ -1,0 +1,340 @@
+"""The HTTP server: admission, authentication, dispatch, and the end of every request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from typing import cast
+
+from aiohttp import web
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
+from aiohttp.web_protocol import RequestHandler
+
+from objectcache_gateway import client_socket
+from objectcache_gateway.access_log import log_access
+from objectcache_gateway.addressing import (
+    Target,
+    check_authority,
+    resolve_address,
+    split_target,
+)
+from objectcache_gateway.buckets import check_expected_owner
+from objectcache_gateway.credentials import CredentialStore
+from objectcache_gateway.exchange import (
+    SERVER_NAME,
+    Asked,
+    Exchange,
+    error_response,
+    new_request_id,
+    request_head,
+)
+from objectcache_gateway.health import health_response, is_health_check
+from objectcache_gateway.operations import HANDLERS
+from objectcache_gateway.refusals import check_headers
+from objectcache_gateway.request_head import RequestHead
+from objectcache_gateway.routes import route
+from objectcache_gateway.sigv4 import SigningKeys, authenticate
+from objectcache_gateway.storage_connection import StoragePool
+from objectcache_schemas import headers
+from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unsupported
+from objectcache_schemas.settings import Settings
+
+# A key of 1,024 bytes triples when it is encoded, and a presigned query comes on top.
+LINE_BYTES_MAX = 32 << 10
+HEADER_NAME_BYTES = 1 << 10  # beside a descriptor of the largest size, so that its own limit speaks
+READ_BUFFER_BYTES = 256 << 10
+# What a client may still send after an early answer, so that it reads the answer rather than a
+# reset: first so little that the connection lives on, then this much before it is closed.
+DRAIN_KEEPING_BYTES_MAX = 64 << 10
+DRAIN_CLOSING_BYTES_MAX = 8 << 20
+DRAIN_TIMEOUT_S = 2.0
+REFUSED_CONNECTIONS_FACTOR = 2  # above this multiple of connections_max there is not even an answer
+
+logger = logging.getLogger("objectcache.gateway.server")
+
+
+class ClientConnection(RequestHandler):
+    """aiohttp's side of one client connection."""
+
+    def __init__(self, server: HttpServer, settings: Settings) -> None:
+        descriptor_bytes_max = settings.limits.descriptor_header_bytes_max
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=settings.gateway.keepalive_timeout_s,
+            logger=logger,
+            access_log=None,  # type: ignore[arg-type]  # aiohttp tests for it
+            max_line_size=LINE_BYTES_MAX,
+            max_field_size=max(LINE_BYTES_MAX, descriptor_bytes_max + HEADER_NAME_BYTES),
+            lingering_time=0.0,  # the gateway drains by bytes as well as by time
+            read_bufsize=READ_BUFFER_BYTES,
+            auto_decompress=False,  # an object's bytes are what was sent
+        )
+        self._server = server
+        self.is_excess = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Admit the connection, or mark it to be refused at its first request."""
+        tcp = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        # With no high-water mark a drained transport is an empty one: its buffers may be reused,
+        # and its socket may be handed over.
+        tcp.set_write_buffer_limits(high=0)
+        super().connection_made(transport)
+        count, connections_max = self._server.count_connection(1), self._server.connections_max
+        self.is_excess = count > connections_max
+        if count > connections_max * REFUSED_CONNECTIONS_FACTOR:
+            tcp.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection."""
+        self._server.count_connection(-1)
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what aiohttp could not parse, without a byte of it."""
+        logger.info("unreadable request: %s", type(exc).__name__)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer was begun already")
+        error = InvalidRequest(
+            "the request is not HTTP/1.1, or its head is over a limit", code="InvalidRequest"
+        )
+        request_id = new_request_id()
+        named = {
+            "Server": SERVER_NAME,
+            "x-amz-request-id": request_id,
+            headers.REQUEST_ID: request_id,
+        }
+        response = error_response(error, "GET", "", named)
+        response.force_close()
+        return response
+
+
+class HttpServer(web.Server):
+    """Makes `ClientConnection`s and counts them."""
+
+    def __init__(self, gateway: Gateway, settings: Settings) -> None:
+        super().__init__(gateway.handle, handler_cancellation=True)
+        self.connections_max = settings.gateway.connections_max
+        self._settings = settings
+        self._connection_count = 0
+
+    def count_connection(self, change: int) -> int:
+        """Count a connection that came or went; returns how many are open."""
+        self._connection_count += change
+        return self._connection_count
+
+    def __call__(self) -> RequestHandler:
+        """A protocol for a connection that was just accepted."""
+        return ClientConnection(self, self._settings)
+
+
+class Gateway:
+    """S3 over HTTP in front of one storage server. Holds no state that outlives a request."""
+
+    def __init__(self, settings: Settings, credentials: CredentialStore) -> None:
+        gateway = settings.gateway
+        self._settings = settings
+        self._credentials = credentials
+        self._signing_keys = SigningKeys()
+        self._storage = StoragePool(
+            settings.storage_socket,
+            settings.limits,
+            gateway.storage_connections_max,
+            gateway.storage_timeout_s,
+        )
+        self._requests_in_flight = 0
+        self._none_in_flight = asyncio.Event()
+        self._none_in_flight.set()
+        self._draining = False
+        self._http: HttpServer | None = None
+        self._listener: asyncio.Server | None = None
+
+    # --- life ---
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port. Raises `OSError`."""
+        self._http = HttpServer(self, self._settings)
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(self._http, host, port, backlog=1024)
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def drain(self, timeout_s: float) -> None:
+        """Accept no more connections, finish the requests in flight within the time, and end."""
+        assert self._http is not None
+        assert self._listener is not None
+        self._draining = True
+        self._listener.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._none_in_flight.wait()
+        self._http.pre_shutdown()
+        await self._http.shutdown(timeout=0.1)
+        self._storage.close()
+
+    # --- requests ---
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Serve one request to its end, errors included. Only a lost client is raised."""
+        started_s = time.monotonic()
+        exchange = Exchange(request, self._settings, self._storage, lambda: self._draining)
+        status: int | str = "aborted"
+        self._requests_in_flight += 1
+        self._none_in_flight.clear()
+        try:
+            response = await self._respond(exchange)
+            await self._finish(exchange, response)
+            status = response.status
+            return response
+        finally:
+            self._requests_in_flight -= 1
+            if not self._requests_in_flight:
+                self._none_in_flight.set()
+            log_access(exchange, status, time.monotonic() - started_s)
+
+    async def _respond(self, exchange: Exchange) -> web.StreamResponse:
+        """The handler's response, or that of its error. Cuts the connection where an error comes
+        after the response's first byte.
+        """
+        try:
+            return await self._serve(exchange)
+        except ObjectCacheError as error:
+            failure = error
+            if error.row.http_status >= 500:
+                logger.warning("request %s: %r", exchange.request_id, error)
+        except ConnectionError:
+            raise  # the client is gone; the storage connection's own are translated
+        except Exception:
+            logger.exception("request %s failed", exchange.request_id)
+            failure = ObjectCacheError("a defect of the server; its log has this request id")
+        if exchange.response is not None:
+            if exchange.request.transport is not None:
+                client_socket.cut(exchange.request.transport)
+            raise ConnectionResetError("the response could not be completed") from failure
+        return exchange.error(failure)
+
+    async def _serve(self, exchange: Exchange) -> web.StreamResponse:
+        request = exchange.request
+        target = split_target(request.raw_path)
+        if is_health_check(request, target):
+            return await health_response(exchange)
+        self._admit(request)
+        self._authenticate(exchange, target)
+        check_headers(exchange.head, exchange.operation)
+        check_body_headers(exchange.head)
+        await check_expected_owner(exchange)
+        return await HANDLERS[exchange.operation](exchange)
+
+    def _admit(self, request: web.BaseRequest) -> None:
+        """Raise `Busy` where a limit on connections or requests is reached."""
+        gateway = self._settings.gateway
+        connection = request.protocol
+        if isinstance(connection, ClientConnection) and connection.is_excess:
+            raise Busy("gateway.connections_max is reached", retry_after_s=1.0)
+        if self._requests_in_flight > gateway.requests_in_flight_max:
+            raise Busy("gateway.requests_in_flight_max is reached", retry_after_s=1.0)
+
+    def _authenticate(self, exchange: Exchange, target: Target) -> None:
+        """Establish what is asked and who asks."""
+        head = request_head(exchange.request, target.raw_path, target.raw_query)
+        host = head.header("host") or ""
+        check_authority(target, host)
+        gateway = self._settings.gateway
+        authenticated = authenticate(
+            head,
+            self._credentials.secret_for,
+            time.time(),
+            gateway.clock_skew_s,
+            signing_keys=self._signing_keys,
+        )
+        address = resolve_address(head.raw_path, host, gateway.virtual_host_domains)
+        query = first_values(head)
+        names = frozenset(name for name, _ in head.headers)
+        operation = route(head.method, address, query, names)
+        identity = self._credentials.identity_for(authenticated.access_key)
+        exchange.establish(head, query, Asked(address, operation, authenticated, identity))
+
+    async def _finish(self, exchange: Exchange, response: web.StreamResponse) -> None:
+        """Send what is left of the response, and settle what is left of the request's body."""
+        request = exchange.request
+        if exchange.response is None:
+            if not await _is_body_settled(exchange):
+                response.force_close()
+            if isinstance(response, web.Response) and response.body is not None:
+                exchange.sent_bytes = response.content_length or 0
+        watch = client_socket.SendWatch(
+            request.transport, self._settings.gateway.body_stall_timeout_s
+        )
+        with watch:
+            if exchange.response is None:
+                await exchange.start(response)
+            await response.write_eof()
+        if not request.content.at_eof():
+            await _drain(request, DRAIN_CLOSING_BYTES_MAX)
+
+    def __repr__(self) -> str:
+        return f"<Gateway {self._requests_in_flight} requests in flight, {self._storage!r}>"
+
+
+def first_values(head: RequestHead) -> Mapping[str, str]:
+    """The first value of each query name."""
+    values: dict[str, str] = {}
+    for name, value in head.query:
+        values.setdefault(name, value)
+    return values
+
+
+def check_body_headers(head: RequestHead) -> None:
+    """Refuse what says something about the body that this server does not understand.
+
+    Raises `Unsupported` for a transfer encoding other than chunked, `InvalidRequest` for an
+    expectation other than 100-continue.
+    """
+    transfer_encoding = head.header("transfer-encoding")
+    if transfer_encoding is not None and transfer_encoding.strip().lower() != "chunked":
+        raise Unsupported("the only transfer encoding that is supported is chunked")
+    expect = head.header("expect")
+    if expect is not None and expect.strip().lower() != "100-continue":
+        raise InvalidRequest("the only expectation that is supported is 100-continue")
+
+
+def check_parser() -> None:
+    """Raise `InvalidRequest` unless aiohttp parses with its C parser.
+
+    Its pure-Python one is the one with a history of request smuggling.
+    """
+    if HttpRequestParser is HttpRequestParserPy:
+        raise InvalidRequest(
+            "aiohttp runs without its C parser; install a built wheel and unset "
+            "AIOHTTP_NO_EXTENSIONS"
+        )
+
+
+async def _is_body_settled(exchange: Exchange) -> bool:
+    """Whether the connection can go on: the request's body is at its end, or nearly so."""
+    request = exchange.request
+    if request.content.at_eof():
+        return True
+    if exchange.awaits_continue:
+        return False  # nobody knows whether the body will come
+    return await _drain(request, DRAIN_KEEPING_BYTES_MAX)
+
+
+async def _drain(request: web.BaseRequest, bytes_max: int) -> bool:
+    """Read and forget a body, within bounds; true where its end was reached."""
+    left_bytes = bytes_max
+    try:
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            while left_bytes > 0 and not request.content.at_eof():
+                left_bytes -= len(await request.content.readany())
+    except (TimeoutError, web.RequestPayloadError):
+        return False
+    return request.content.at_eof()

@@ -1,0 +1,397 @@
+"""Connections to the storage server, one request at a time on each.
+
+Raw sockets rather than asyncio's streams: bodies are received into the caller's memory, and a
+client's socket can be passed beside a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from objectcache_schemas.errors import Busy, ObjectCacheError, Unavailable, WireError
+from objectcache_schemas.frames import (
+    DATA_FRAME_BYTES_MAX,
+    LENGTH,
+    MESSAGE_BYTES_MAX,
+    FrameError,
+    encode_frame,
+    frame_length,
+)
+from objectcache_schemas.limits import Limits
+from objectcache_schemas.messages import (
+    PROTOCOL_VERSION,
+    DeliveryAccepted,
+    Hello,
+    Message,
+    ObjectOpened,
+    SendBody,
+    SendData,
+    StorageReply,
+    Welcome,
+)
+
+R = TypeVar("R", bound=Message)
+Piece = bytes | bytearray | memoryview
+
+SOCKET_BUFFER_BYTES = 1 << 20  # lets a data frame leave in one call where the system allows it
+RECEIVE_BYTES = 64 << 10  # read at once when a message is due; most are far smaller
+PIECES_MAX = 512  # of one call to sendmsg; the system's own limit is 1,024
+CONNECT_TIMEOUT_S = 5.0
+
+_REPLY: msgspec.msgpack.Decoder[StorageReply] = msgspec.msgpack.Decoder(StorageReply)
+# After any other reply the conversation is over and the connection takes the next request.
+_CONVERSATION_GOES_ON = (ObjectOpened, DeliveryAccepted, SendData)
+
+logger = logging.getLogger("objectcache.gateway.storage_connection")
+
+
+class ConnectionLost(Unavailable):
+    """The storage server went away. `unheard`: before a byte of a reply to the last message."""
+
+    def __init__(self, message: str, *, unheard: bool) -> None:
+        super().__init__(message)
+        self.unheard = unheard
+
+
+class StorageConnection:
+    """One connection, after its handshake.
+
+    `idle` is true between conversations. Cancelling a call leaves the connection useless: whoever
+    owns it closes it, which is how the storage server learns of it. Every method raises
+    `ConnectionLost` when the storage server goes away, and `Unavailable` when it stays silent for
+    longer than `timeout_s`.
+    """
+
+    def __init__(self, connected: socket.socket, timeout_s: float) -> None:
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_s
+        self._received = bytearray()
+        self.idle = True
+
+    @classmethod
+    async def open(cls, path: Path, limits: Limits, timeout_s: float) -> StorageConnection:
+        """Connect and agree on the limits. Raises `Unavailable`, with the server's own reason where
+        it refused.
+        """
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connected.setblocking(False)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await asyncio.get_running_loop().sock_connect(connected, str(path))
+                connection = cls(connected, timeout_s)
+                hello = Hello(v=PROTOCOL_VERSION, limits_fingerprint=limits.fingerprint())
+                await connection.ask(hello, Welcome)
+        except (OSError, TimeoutError) as error:
+            connected.close()
+            raise Unavailable("the storage server cannot be reached") from error
+        except ObjectCacheError as error:
+            connected.close()
+            raise Unavailable(f"the storage server: {error.message}") from error
+        except BaseException:
+            connected.close()
+            raise
+        return connection
+
+    # --- messages ---
+
+    async def ask(
+        self, message: Message, reply_type: type[R], *, descriptor: int | None = None
+    ) -> R:
+        """Send a message, with a file descriptor beside it if given, and return the reply."""
+        await self.send(message, descriptor=descriptor)
+        return await self.receive(reply_type)
+
+    async def send(self, message: Message, *, descriptor: int | None = None) -> None:
+        """Send a message."""
+        self.idle = False
+        frame = encode_frame(message)
+        if descriptor is None:
+            await self._send_all([frame])
+        else:
+            await self._send_with_descriptor(frame, descriptor)
+
+    async def receive(self, reply_type: type[R], *, timeout_s: float | None = None) -> R:
+        """The reply; raises the error that the storage server answered with."""
+        try:
+            async with asyncio.timeout(timeout_s or self._timeout_s):
+                reply = await self._receive_reply()
+        except TimeoutError as error:
+            raise Unavailable("the storage server does not answer") from error
+        self.idle = not isinstance(reply, _CONVERSATION_GOES_ON)
+        if isinstance(reply, WireError):
+            raise ObjectCacheError.from_wire(reply)
+        if not isinstance(reply, reply_type):
+            self.idle = False
+            raise ObjectCacheError(
+                f"the storage server answered {type(reply).__name__}, not {reply_type.__name__}"
+            )
+        return reply
+
+    # --- data of a put ---
+
+    async def send_data(self, pieces: Sequence[Piece]) -> None:
+        """Send bytes of a put. Raises the storage server's own error where it sent one."""
+        frame: list[Piece] = []
+        room_bytes = DATA_FRAME_BYTES_MAX
+        for piece in pieces:
+            for start in range(0, len(piece), DATA_FRAME_BYTES_MAX):
+                part = memoryview(piece)[start : start + DATA_FRAME_BYTES_MAX]
+                if len(part) > room_bytes:
+                    await self._send_frame(frame)
+                    frame, room_bytes = [], DATA_FRAME_BYTES_MAX
+                frame.append(part)
+                room_bytes -= len(part)
+        if frame:
+            await self._send_frame(frame)
+
+    async def end_data(self) -> None:
+        """Say that the data of a put is complete."""
+        await self._send_frame([])
+
+    async def _send_frame(self, pieces: list[Piece]) -> None:
+        length_bytes = sum(map(len, pieces))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send_all([LENGTH.pack(length_bytes), *pieces])
+        except TimeoutError as error:
+            raise Unavailable("the storage server takes no data") from error
+        except ConnectionLost:
+            await self._raise_parting_error()
+            raise
+
+    async def _raise_parting_error(self) -> None:
+        """A server that closes in the middle of a put has said why before."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reply = await self._receive_reply()
+        except (ConnectionLost, TimeoutError):
+            return
+        if isinstance(reply, WireError):
+            raise ObjectCacheError.from_wire(reply)
+
+    # --- a body ---
+
+    async def ask_for_body(self, offset_bytes: int, length_bytes: int) -> None:
+        """Have the body sent on this connection; `receive_body` then takes all of it."""
+        await self.send(
+            SendBody(offset_bytes=offset_bytes, length_bytes=length_bytes, into_socket=False)
+        )
+
+    async def receive_body(
+        self, length_bytes: int, buffer: memoryview
+    ) -> AsyncGenerator[memoryview, None]:
+        """The raw bytes of a body, each piece in `buffer` and valid until the next is asked for."""
+        left_bytes = length_bytes
+        while left_bytes:
+            count = await self._receive_some(buffer[:left_bytes])
+            left_bytes -= count
+            self.idle = left_bytes == 0
+            yield buffer[:count]
+
+    async def _receive_some(self, buffer: memoryview) -> int:
+        if self._received:
+            count = min(len(buffer), len(self._received))
+            buffer[:count] = self._received[:count]
+            del self._received[:count]
+            return count
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                count = await self._loop.sock_recv_into(self._socket, buffer)
+        except TimeoutError as error:
+            raise Unavailable("the storage server sends no more") from error
+        except OSError as error:
+            raise self._lost(unheard=False) from error
+        if count == 0:
+            raise self._lost(unheard=False)
+        return count
+
+    # --- the socket ---
+
+    async def _receive_reply(self) -> StorageReply:
+        header = await self._take(LENGTH.size, unheard=True)
+        try:
+            body = await self._take(frame_length(header, MESSAGE_BYTES_MAX), unheard=False)
+            return _REPLY.decode(body)
+        except (FrameError, msgspec.MsgspecError) as error:
+            raise ObjectCacheError(f"the storage server sent no message: {error}") from error
+
+    async def _take(self, length_bytes: int, *, unheard: bool) -> bytes:
+        while len(self._received) < length_bytes:
+            try:
+                data = await self._loop.sock_recv(self._socket, RECEIVE_BYTES)
+            except OSError as error:
+                raise self._lost(unheard=unheard and not self._received) from error
+            if not data:
+                raise self._lost(unheard=unheard and not self._received)
+            self._received += data
+        taken = bytes(self._received[:length_bytes])
+        del self._received[:length_bytes]
+        return taken
+
+    async def _send_all(self, pieces: list[Piece]) -> None:
+        try:
+            for start in range(0, len(pieces), PIECES_MAX):
+                await self._send_pieces(pieces[start : start + PIECES_MAX])
+        except OSError as error:
+            raise self._lost(unheard=True) from error
+
+    async def _send_pieces(self, pieces: list[Piece]) -> None:
+        try:
+            sent_bytes = self._socket.sendmsg(pieces)
+        except BlockingIOError:
+            sent_bytes = 0
+        for piece in pieces:
+            if sent_bytes < len(piece):
+                await self._loop.sock_sendall(self._socket, memoryview(piece)[sent_bytes:])
+            sent_bytes = max(0, sent_bytes - len(piece))
+
+    async def _send_with_descriptor(self, frame: bytes, descriptor: int) -> None:
+        """Send a frame whose first byte carries a descriptor.
+
+        The frame is a few dozen bytes into a socket that holds nothing else, so it does not block.
+        """
+        try:
+            sent_bytes = socket.send_fds(self._socket, [frame], [descriptor])
+            await self._loop.sock_sendall(self._socket, memoryview(frame)[sent_bytes:])
+        except OSError as error:
+            raise self._lost(unheard=True) from error
+
+    def is_stale(self) -> bool:
+        """Whether an idle connection has ended or holds something that nobody asked for."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return bool(self._received)
+        except OSError:
+            return True
+        return True
+
+    def _lost(self, *, unheard: bool) -> ConnectionLost:
+        self.idle = False
+        return ConnectionLost("the storage server closed the connection", unheard=unheard)
+
+    def close(self) -> None:
+        """Close; whatever the storage server still does for the conversation, it cancels."""
+        self.idle = False
+        self._socket.close()
+
+    def __repr__(self) -> str:
+        return f"<StorageConnection {self._socket.fileno()} {'idle' if self.idle else 'busy'}>"
+
+
+class Conversation:
+    """The use of one connection for one request; its first message may need another connection."""
+
+    def __init__(self, pool: StoragePool) -> None:
+        self._pool = pool
+        self._connection: StorageConnection | None = None
+
+    @property
+    def connection(self) -> StorageConnection:
+        """The connection, once the first message was sent."""
+        assert self._connection is not None
+        return self._connection
+
+    async def begin(self, request: Message, reply_type: type[R]) -> R:
+        """Send the first message and return the reply.
+
+        A pooled connection that ended before a byte of the reply is replaced once: the storage
+        server was restarted and did not see the request.
+        """
+        pooled = self._pool.take_idle()
+        if pooled is not None:
+            self._connection = pooled
+            try:
+                return await pooled.ask(request, reply_type)
+            except ConnectionLost as error:
+                if not error.unheard:
+                    raise
+                pooled.close()
+        self._connection = await self._pool.connect()
+        return await self._connection.ask(request, reply_type)
+
+    def end(self) -> None:
+        """Give an idle connection back, close any other."""
+        if self._connection is None:
+            return
+        if self._connection.idle:
+            self._pool.give_back(self._connection)
+        else:
+            self._connection.close()
+
+
+class StoragePool:
+    """At most `connections_max` connections to one storage server; the last used is used next."""
+
+    def __init__(self, path: Path, limits: Limits, connections_max: int, timeout_s: float) -> None:
+        self._path = path
+        self._limits = limits
+        self._connections_max = connections_max
+        self._timeout_s = timeout_s
+        self._idle: list[StorageConnection] = []
+        self._in_use = 0
+        self._closed = False
+
+    @asynccontextmanager
+    async def conversation(self) -> AsyncGenerator[Conversation]:
+        """A connection for one request. Raises `Busy` where all are in use."""
+        if self._in_use >= self._connections_max:
+            raise Busy(
+                f"all {self._connections_max} connections to the storage server are in use "
+                "(gateway.storage_connections_max)",
+                retry_after_s=1.0,
+            )
+        self._in_use += 1
+        conversation = Conversation(self)
+        try:
+            yield conversation
+        finally:
+            self._in_use -= 1
+            conversation.end()
+
+    async def call(self, request: Message, reply_type: type[R]) -> R:
+        """A conversation of one request and one reply."""
+        async with self.conversation() as conversation:
+            return await conversation.begin(request, reply_type)
+
+    def take_idle(self) -> StorageConnection | None:
+        """A live idle connection, or None."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_stale():
+                return connection
+            connection.close()
+        return None
+
+    async def connect(self) -> StorageConnection:
+        """A connection of its own; raises `Unavailable`."""
+        return await StorageConnection.open(self._path, self._limits, self._timeout_s)
+
+    def give_back(self, connection: StorageConnection) -> None:
+        """Keep an idle connection for the next request."""
+        if self._closed:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close what is idle; what is in use closes when its request ends."""
+        self._closed = True
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    def __repr__(self) -> str:
+        return (
+            f"<StoragePool {self._in_use}/{self._connections_max} in use, {len(self._idle)} idle>"
+        )

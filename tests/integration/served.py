@@ -1,0 +1,131 @@
+"""`objectcache serve` as a user starts it, for tests: on a free port, stopped by its pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import psutil
+from botocore.config import Config
+
+from objectcache.cli.credentials import read_credentials
+
+BOUND_S = 60.0  # for whatever a test waits for; generous, because machines may be busy
+QUIET_SETTINGS = ("gateway.log_level=warning", "storage.log_level=warning")
+
+
+def own_environment() -> dict[str, str]:
+    """The environment without settings and credentials that the developer may have set."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("OBJECTCACHE_")}
+
+
+class Served:
+    """A running server: `endpoint`, `credentials`, and the three processes behind it."""
+
+    def __init__(self, data_dir: Path, *arguments: str, listen: str = "127.0.0.1:0") -> None:
+        self.data_dir = data_dir
+        self._errors_file = (data_dir.parent / f"{data_dir.name}.stderr").open("w+")
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "objectcache.cli", "serve"),
+                *("--data-dir", str(data_dir), "--listen", listen, *arguments),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=self._errors_file,
+            text=True,
+            env=own_environment(),
+        )
+        self.printed: list[str] = []
+        self.endpoint = ""
+
+    def wait_ready(self) -> None:
+        """Read what it announces."""
+        assert self.process.stdout is not None
+        self.printed = [self.process.stdout.readline().rstrip("\n") for _ in range(3)]
+        assert self.printed[0].startswith("ready http://"), (self.printed, self.errors())
+        self.endpoint = self.printed[0].removeprefix("ready ")
+
+    @property
+    def credentials(self) -> tuple[str, str]:
+        """Access key and secret."""
+        return read_credentials(self.data_dir / "root-credentials")
+
+    def s3(self) -> Any:
+        """A boto3 client that neither retries nor waits long."""
+        access_key, secret_key = self.credentials
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=access_key,
+            aws_secret_access_key=secret_key,
+            region_name="us-east-1",
+            config=Config(retries={"total_max_attempts": 1}, read_timeout=BOUND_S),
+        )
+
+    def health_status(self) -> int:
+        """HTTP status of the health path; 0 when nobody answers."""
+        try:
+            with urllib.request.urlopen(f"{self.endpoint}/healthz", timeout=BOUND_S) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+        except OSError:
+            return 0
+
+    def children(self) -> dict[str, int]:
+        """Pids of the running servers by module name."""
+        found: dict[str, int] = {}
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                for module in ("objectcache_gateway", "objectcache_storage_server"):
+                    if module in child.cmdline():
+                        found[module] = child.pid
+        return found
+
+    def errors(self) -> str:
+        """Everything on standard error so far."""
+        self._errors_file.flush()
+        return Path(self._errors_file.name).read_text()
+
+    def wait_exit(self) -> int:
+        """Exit code, once it has ended by itself."""
+        return self.process.wait(BOUND_S)
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait_exit()
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(self.process.pid).children()
+            self.process.kill()
+            _, alive = psutil.wait_procs(children, timeout=BOUND_S)
+            for child in alive:
+                child.kill()
+        self.process.communicate()
+        self._errors_file.close()
+
+
+def wait_until(condition: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
+    """Ask until it holds; processes that are not ours to wait for tell us no other way."""
+    deadline_s = time.monotonic() + bound_s
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {bound_s} s for {what}"
+        pause.wait(0.02)

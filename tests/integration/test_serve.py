@@ -1,0 +1,182 @@
+"""`objectcache serve`, with real processes: what a user, a crash and an operator see."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.served import QUIET_SETTINGS, Served, own_environment, wait_until
+
+GATEWAY, STORAGE = "objectcache_gateway", "objectcache_storage_server"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A server that is ready."""
+    settings = [part for setting in QUIET_SETTINGS for part in ("--set", setting)]
+    with Served(tmp_path / "data", *settings) as server:
+        server.wait_ready()
+        yield server
+
+
+def test_it_says_where_it_serves_and_where_the_credentials_are_but_no_secret(
+    served: Served,
+) -> None:
+    _, secret_key = served.credentials
+    file = served.data_dir / "root-credentials"
+    assert served.printed[1:] == [f"credentials {file}", f"data {served.data_dir}"]
+    assert secret_key not in "".join(served.printed) + served.errors()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_health_answers_without_authentication(served: Served) -> None:
+    assert served.health_status() == 200
+
+
+def test_what_was_put_is_there_after_a_stop_and_a_start(served: Served) -> None:
+    body = os.urandom(300_000)
+    s3 = served.s3()
+    s3.create_bucket(Bucket="kept")
+    s3.put_object(Bucket="kept", Key="a/b", Body=body)
+    assert s3.get_object(Bucket="kept", Key="a/b")["Body"].read() == body
+    s3.close()
+    first_credentials = served.credentials
+    assert served.stop() == 0
+    with Served(served.data_dir) as again:
+        again.wait_ready()
+        assert again.credentials == first_credentials
+        s3 = again.s3()
+        assert s3.get_object(Bucket="kept", Key="a/b")["Body"].read() == body
+        s3.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_all_processes_within_the_bound(
+    served: Served, number: signal.Signals
+) -> None:
+    children = served.children()
+    assert set(children) == {GATEWAY, STORAGE}
+    begin_s = time.monotonic()
+    served.process.send_signal(number)
+    assert served.wait_exit() == 0
+    assert time.monotonic() - begin_s < 30  # nothing is in flight: no drain bound is used up
+    assert not any(psutil.pid_exists(pid) for pid in children.values())
+    assert not (served.data_dir / "run" / "storage.sock").exists()
+
+
+def test_a_gateway_that_is_killed_comes_back_on_the_same_port(served: Served) -> None:
+    first_pid = served.children()[GATEWAY]
+    os.kill(first_pid, signal.SIGKILL)
+    wait_until(
+        lambda: served.health_status() == 200 and served.children().get(GATEWAY) != first_pid,
+        "the gateway to serve again",
+    )
+    assert "the gateway was killed by SIGKILL; starting it again" in served.errors()
+    assert served.stop() == 0
+
+
+def test_a_storage_server_that_is_killed_comes_back_with_what_was_stored(served: Served) -> None:
+    s3 = served.s3()
+    s3.create_bucket(Bucket="kept")
+    s3.put_object(Bucket="kept", Key="k", Body=b"acknowledged")
+    pids = served.children()
+    os.kill(pids[STORAGE], signal.SIGKILL)
+    wait_until(
+        lambda: served.children().get(STORAGE) != pids[STORAGE] and served.health_status() == 200,
+        "the storage server to serve again",
+    )
+    assert served.children()[GATEWAY] == pids[GATEWAY]
+    assert s3.get_object(Bucket="kept", Key="k")["Body"].read() == b"acknowledged"
+    s3.put_object(Bucket="kept", Key="k2", Body=b"again")
+    s3.close()
+
+
+def test_both_servers_end_when_the_supervisor_is_killed(served: Served) -> None:
+    processes = [psutil.Process(pid) for pid in served.children().values()]
+    assert len(processes) == 2
+    served.process.kill()
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert alive == []
+
+
+def test_a_second_server_on_the_same_data_is_refused_and_the_first_serves_on(
+    served: Served, tmp_path: Path
+) -> None:
+    result = serve_to_its_end(tmp_path, "--data-dir", str(served.data_dir))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert f"{served.data_dir} is in use by another storage server" in result.stderr
+    assert served.health_status() == 200
+
+
+def test_a_port_in_use_is_a_clear_message_and_leaves_nothing_running(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = serve_to_its_end(tmp_path, "--data-dir", "data", "--listen", address)
+    assert result.returncode == 1
+    assert f"cannot listen on {address}" in result.stderr
+    assert "in use" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--listen", "nonsense"], "gateway.listen must be host:port"),
+        (["--set", "storage.engine=tape"], "storage.engine must be memory or files"),
+    ],
+)
+def test_settings_that_only_a_server_can_judge_end_with_its_own_message(
+    tmp_path: Path, flags: list[str], words: str
+) -> None:
+    result = serve_to_its_end(tmp_path, "--data-dir", "data", *flags)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_servers_can_be_started_each_alone(tmp_path: Path) -> None:
+    with (
+        started_alone("storage", tmp_path) as storage,
+        started_alone("gateway", tmp_path, "--set", "gateway.listen=127.0.0.1:0") as gateway,
+    ):
+        for process in (gateway, storage):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def started_alone(command: str, directory: Path, *flags: str) -> subprocess.Popen[str]:
+    """`objectcache storage` or `gateway`, once it is ready; it keeps its pid over the exec."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "objectcache.cli", command, "--data-dir", "data", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=directory,
+        env=own_environment(),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(f"ready {command} ")
+    return process
+
+
+def serve_to_its_end(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`objectcache serve` that is expected to end by itself."""
+    command = [sys.executable, "-m", "objectcache.cli", "serve", "--listen", "127.0.0.1:0"]
+    return subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        env=own_environment(),
+        timeout=60,
+        check=False,
+    )
