@@ -12,8 +12,10 @@ extension to boto3 clients.
 """
 
 from objectcache.async_client import AsyncClient, AsyncDelivery, AsyncKvBucket, AsyncLayerPut
+from objectcache.channel.responses import PutResult
 from objectcache.client import Client
-from objectcache.delivery import Delivery
+from objectcache.deliveries.delivery import Delivery
+from objectcache.deliveries.putting import LayerPut
 from objectcache.errors import (
     AccessDenied,
     Busy,
@@ -30,9 +32,7 @@ from objectcache.errors import (
     Unsupported,
 )
 from objectcache.kv_bucket import KvBucket
-from objectcache.putting import LayerPut
-from objectcache.responses import PutResult
-from objectcache.targets import PlainTarget, SharedMemoryTarget, Target
+from objectcache.memory.targets import PlainTarget, SharedMemoryTarget, Target
 from objectcache_schemas.layout import KvLayout
 
 __version__ = "0.1.0"

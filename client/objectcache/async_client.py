@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from objectcache.channel.responses import PutResult
 from objectcache.client import (
     CONNECTIONS_MAX,
     DEFAULT_REGION,
@@ -26,12 +27,11 @@ from objectcache.client import (
     TIMEOUT_S,
     Client,
 )
-from objectcache.delivery import Delivery
+from objectcache.deliveries.delivery import Delivery
+from objectcache.deliveries.payload import Bytes
+from objectcache.deliveries.putting import LayerPut
 from objectcache.kv_bucket import KvBucket
-from objectcache.payload import Bytes
-from objectcache.putting import LayerPut
-from objectcache.responses import PutResult
-from objectcache.targets import SharedMemoryTarget, Target
+from objectcache.memory.targets import SharedMemoryTarget, Target
 from objectcache_schemas.errors import DeliveryFailed
 from objectcache_schemas.layout import KvLayout
 

@@ -18,15 +18,15 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypedDict
 
-from objectcache import requests
-from objectcache.access_key import AccessKey
+from objectcache.channel import requests
+from objectcache.channel.access_key import AccessKey
+from objectcache.channel.endpoint import Endpoint
+from objectcache.channel.responses import parse_match
 from objectcache.client import CONNECTIONS_MAX, TARGET_BYTES_MAX, Client
 from objectcache.core import ClientCore, CoreSettings, TransportChoice
-from objectcache.delivery import Delivery
-from objectcache.endpoint import Endpoint
+from objectcache.deliveries.delivery import Delivery
 from objectcache.kv_bucket import KvBucket
-from objectcache.responses import parse_match
-from objectcache.targets import Target
+from objectcache.memory.targets import Target
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from objectcache import requests
-from objectcache.access_key import AccessKey
+from objectcache.channel import requests
+from objectcache.channel.access_key import AccessKey
+from objectcache.channel.endpoint import Endpoint
 from objectcache.core import ClientCore, CoreSettings, TransportChoice
-from objectcache.endpoint import Endpoint
-from objectcache.fetching import shared_memory_target
+from objectcache.deliveries.fetching import shared_memory_target
 from objectcache.kv_bucket import KvBucket
-from objectcache.targets import SharedMemoryTarget
+from objectcache.memory.targets import SharedMemoryTarget
 from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
 from objectcache_schemas.layout import KvLayout
 

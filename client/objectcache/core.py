@@ -8,14 +8,14 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from objectcache import requests
-from objectcache.access_key import AccessKey
-from objectcache.connections import ConnectionPool
-from objectcache.endpoint import Endpoint
-from objectcache.http_channel import HttpChannel
-from objectcache.responses import SessionReply, parse_reply
-from objectcache.session_keeper import SessionKeeper
-from objectcache.target_pool import TargetPool
+from objectcache.channel import requests
+from objectcache.channel.access_key import AccessKey
+from objectcache.channel.connections import ConnectionPool
+from objectcache.channel.endpoint import Endpoint
+from objectcache.channel.http_channel import HttpChannel
+from objectcache.channel.responses import SessionReply, parse_reply
+from objectcache.memory.session_keeper import SessionKeeper
+from objectcache.memory.target_pool import TargetPool
 from objectcache.thread_reserve import ThreadReserve
 from objectcache_schemas.errors import InvalidRequest
 
@@ -68,7 +68,7 @@ class ClientCore:
         settings: CoreSettings,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        from objectcache.signing import Signer  # botocore takes long to import
+        from objectcache.channel.signing import Signer  # botocore takes long to import
 
         self.endpoint = endpoint
         self.settings = settings

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from objectcache import requests
+from objectcache.channel import requests
+from objectcache.channel.responses import PutResult, parse_match
 from objectcache.core import ClientCore, TransportChoice
-from objectcache.delivery import Delivery
-from objectcache.fetching import FetchRequest, empty_delivery, fetch
-from objectcache.putting import LayerPut, put_chunks
-from objectcache.responses import PutResult, parse_match
-from objectcache.targets import Target
+from objectcache.deliveries.delivery import Delivery
+from objectcache.deliveries.fetching import FetchRequest, empty_delivery, fetch
+from objectcache.deliveries.putting import LayerPut, put_chunks
+from objectcache.memory.targets import Target
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, OnMissing
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout

@@ -12,8 +12,12 @@ import sys
 
 import uvloop
 
-from objectcache_gateway.credentials import CredentialStore, RootCredentials, load_or_create_root
 from objectcache_gateway.server import Gateway, check_parser
+from objectcache_gateway.signing.credentials import (
+    CredentialStore,
+    RootCredentials,
+    load_or_create_root,
+)
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
 from objectcache_schemas.settings import Settings, parse_command_line
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from aiohttp import HttpVersion11, web
 
-from objectcache_gateway.addressing import Address
-from objectcache_gateway.body import BodyDecoder
-from objectcache_gateway.request_head import RequestHead
-from objectcache_gateway.routes import Operation
-from objectcache_gateway.sigv4 import Authenticated
+from objectcache_gateway.bodies.body import BodyDecoder
+from objectcache_gateway.handlers.xml_render import XML, error_document
+from objectcache_gateway.request.addressing import Address
+from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.request.routes import Operation
+from objectcache_gateway.signing.sigv4 import Authenticated
 from objectcache_gateway.storage_connection import StoragePool
-from objectcache_gateway.xml_render import XML, error_document
 from objectcache_schemas import headers
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.settings import Settings

@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from objectcache_gateway.addressing import Target
 from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.request.addressing import Target
 from objectcache_schemas.errors import Busy, ObjectCacheError
 from objectcache_schemas.messages import GetHealth, Health
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from objectcache_gateway.body import BodyDecoder, BodyResult
+from objectcache_gateway.bodies.body import BodyDecoder, BodyResult
 from objectcache_gateway.exchange import Exchange, feed
 from objectcache_gateway.storage_connection import StorageConnection
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, ObjectCacheError

@@ -15,14 +15,6 @@ from aiohttp.web_protocol import RequestHandler
 
 from objectcache_gateway import client_socket
 from objectcache_gateway.access_log import log_access
-from objectcache_gateway.addressing import (
-    Target,
-    check_authority,
-    resolve_address,
-    split_target,
-)
-from objectcache_gateway.buckets import check_expected_owner
-from objectcache_gateway.credentials import CredentialStore
 from objectcache_gateway.exchange import (
     SERVER_NAME,
     Asked,
@@ -31,12 +23,20 @@ from objectcache_gateway.exchange import (
     new_request_id,
     request_head,
 )
+from objectcache_gateway.handlers.buckets import check_expected_owner
+from objectcache_gateway.handlers.operations import HANDLERS
 from objectcache_gateway.health import health_response, is_health_check
-from objectcache_gateway.operations import HANDLERS
-from objectcache_gateway.refusals import check_headers
-from objectcache_gateway.request_head import RequestHead
-from objectcache_gateway.routes import route
-from objectcache_gateway.sigv4 import SigningKeys, authenticate
+from objectcache_gateway.request.addressing import (
+    Target,
+    check_authority,
+    resolve_address,
+    split_target,
+)
+from objectcache_gateway.request.refusals import check_headers
+from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.request.routes import route
+from objectcache_gateway.signing.credentials import CredentialStore
+from objectcache_gateway.signing.sigv4 import SigningKeys, authenticate
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_schemas import headers
 from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unsupported

@@ -13,26 +13,13 @@ import uvloop
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.settings import Settings, parse_command_line
 from objectcache_storage_server import multipart
-from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.engines.files import FilesEngine
-from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.server import StorageServer
+from objectcache_storage_server.connections.server import StorageServer
+from objectcache_storage_server.engines.open import open_engine
 from objectcache_storage_server.service import Service
 
 DESCRIPTION = "Run ObjectCache's storage server: engines, deliveries and their transports."
 
 logger = logging.getLogger("objectcache.storage_server")
-
-
-def open_engine(settings: Settings) -> Engine:
-    """The engine that `storage.engine` names. Raises `InvalidRequest`, `Unavailable`."""
-    match settings.storage.engine:
-        case "memory":
-            return MemoryEngine()
-        case "files":
-            return FilesEngine(settings.data_dir, settings.storage.open_objects_max)
-        case unknown:
-            raise InvalidRequest(f"storage.engine must be memory or files, got {unknown!r}")
 
 
 async def run(settings: Settings, exit_with_stdin: bool) -> None:

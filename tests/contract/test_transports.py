@@ -21,11 +21,11 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarge
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
 from objectcache_schemas.messages import BucketInfo, DeliveryFailure, LayersReady
 from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.deliver import Delivery, DeliveryState, Dispatcher
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.plan import ChunkPlan, plan_chunks
-from objectcache_storage_server.sockets import StreamSocket
 from objectcache_storage_server.targets import TargetOwner, TargetRegistry
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport

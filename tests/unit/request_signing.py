@@ -11,9 +11,9 @@ from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from objectcache_gateway.request_head import RequestHead
-from objectcache_gateway.signature_claim import unix_time
-from objectcache_gateway.sigv4 import (
+from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.signing.signature_claim import unix_time
+from objectcache_gateway.signing.sigv4 import (
     Authenticated,
     ChunkSigning,
     Payload,

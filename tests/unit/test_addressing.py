@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.addressing import (
+from objectcache_gateway.request.addressing import (
     Address,
     Target,
     check_authority,

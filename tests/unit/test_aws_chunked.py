@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from objectcache_gateway.aws_chunked import CHUNK_LINE_BYTES_MAX, AwsChunkedDecoder
+from objectcache_gateway.bodies.aws_chunked import CHUNK_LINE_BYTES_MAX, AwsChunkedDecoder
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, ObjectCacheError
 from tests.unit.request_signing import chunk_signing, encode_chunked
 

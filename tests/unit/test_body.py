@@ -13,10 +13,10 @@ from botocore.httpchecksum import AwsChunkedWrapper, Crc32Checksum
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.body import BodyDecoder, BodyResult, stored_content_encoding
-from objectcache_gateway.checksums import Checksum
-from objectcache_gateway.request_head import RequestHead
-from objectcache_gateway.sigv4 import Payload
+from objectcache_gateway.bodies.body import BodyDecoder, BodyResult, stored_content_encoding
+from objectcache_gateway.bodies.checksums import Checksum
+from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.signing.sigv4 import Payload
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, ObjectCacheError, Unsupported
 from tests.unit.request_signing import (
     EMPTY_SHA256,

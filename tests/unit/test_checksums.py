@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.checksums import (
+from objectcache_gateway.bodies.checksums import (
     ALGORITHMS,
     COMPOSITE,
     FULL_OBJECT,

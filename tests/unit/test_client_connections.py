@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from objectcache.connections import ConnectionPool
-from objectcache.endpoint import Endpoint
+from objectcache.channel.connections import ConnectionPool
+from objectcache.channel.endpoint import Endpoint
 from objectcache.errors import Busy, Conflict, DeliveryFailed, NotFound, Unavailable
 from objectcache.kv_bucket import KvBucket
 from tests.unit.client_fakes import (

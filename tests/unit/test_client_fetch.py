@@ -178,7 +178,7 @@ def test_a_put_by_layers_is_one_request_in_layer_order(
     remote: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if remote:  # as over plain HTTP to another host, where bodies are signed
-        monkeypatch.setattr("objectcache.endpoint.is_loopback", lambda host: False)
+        monkeypatch.setattr("objectcache.channel.endpoint.is_loopback", lambda host: False)
     chunks = chunks_of(5)
     with (
         FakeGateway(lambda request, peer: peer.answer(body=stored_reply(4, 1))) as gateway,

@@ -11,13 +11,13 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from objectcache import requests
-from objectcache.access_key import AccessKey
-from objectcache.endpoint import Endpoint
+from objectcache.channel import requests
+from objectcache.channel.access_key import AccessKey
+from objectcache.channel.endpoint import Endpoint
+from objectcache.channel.requests import Request
+from objectcache.channel.signing import Signer
+from objectcache.deliveries.putting import payload_parts
 from objectcache.errors import InvalidRequest
-from objectcache.putting import payload_parts
-from objectcache.requests import Request
-from objectcache.signing import Signer
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.limits import Limits
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from objectcache.error_xml import ERROR_BODY_BYTES_MAX, parse_error_fields
+from objectcache.channel.error_xml import ERROR_BODY_BYTES_MAX, parse_error_fields
+from objectcache.channel.responses import (
+    parse_delivery_head,
+    parse_error,
+    parse_match,
+    parse_outcome,
+)
 from objectcache.errors import (
     AccessDenied,
     Busy,
@@ -17,7 +23,6 @@ from objectcache.errors import (
     Unavailable,
     Unsupported,
 )
-from objectcache.responses import parse_delivery_head, parse_error, parse_match, parse_outcome
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import ERRORS
 

@@ -12,10 +12,10 @@ import pytest
 
 from objectcache import Client, DeliveryFailed, InvalidRequest, NotFound, PlainTarget, Unavailable
 from objectcache.kv_bucket import KvBucket
-from objectcache.landing import Landing
-from objectcache.memory_file import FILE_BYTES_MIN, MemoryFile, file_bytes_for
-from objectcache.target_pool import TargetPool
-from objectcache.target_session import FrameParser
+from objectcache.memory.landing import Landing
+from objectcache.memory.memory_file import FILE_BYTES_MIN, MemoryFile, file_bytes_for
+from objectcache.memory.target_pool import TargetPool
+from objectcache.memory.target_session import FrameParser
 from objectcache_schemas.errors import Busy, WireError
 from objectcache_schemas.frames import FrameError
 from objectcache_schemas.limits import MIB

@@ -4,7 +4,7 @@ from email.utils import formatdate
 
 import pytest
 
-from objectcache_gateway.conditions import (
+from objectcache_gateway.request.conditions import (
     Outcome,
     check_copy_source,
     evaluate_read,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from botocore.credentials import SharedCredentialProvider
 
-from objectcache_gateway.credentials import (
+from objectcache_gateway.signing.credentials import (
     ACCESS_KEY_VARIABLE,
     FILE_NAME,
     SECRET_KEY_VARIABLE,

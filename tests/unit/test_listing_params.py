@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.listing_params import (
+from objectcache_gateway.request.listing_params import (
     encoding_type,
     key_to_token,
     listing_params,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from objectcache_gateway.addressing import Address
-from objectcache_gateway.copying import copied_attributes, copy_source
-from objectcache_gateway.object_headers import attributes_of, object_headers, overrides
-from objectcache_gateway.objects import part_number, select
-from objectcache_gateway.request_head import RequestHead
+from objectcache_gateway.handlers.copying import copied_attributes, copy_source
+from objectcache_gateway.handlers.objects import part_number, select
+from objectcache_gateway.request.addressing import Address
+from objectcache_gateway.request.object_headers import attributes_of, object_headers, overrides
+from objectcache_gateway.request.request_head import RequestHead
 from objectcache_schemas.errors import InvalidRequest, PreconditionFailed
 from objectcache_schemas.messages import ObjectAttributes, ObjectInfo
 

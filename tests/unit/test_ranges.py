@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.ranges import (
+from objectcache_gateway.request.ranges import (
     content_range,
     resolve_copy_range,
     resolve_range,

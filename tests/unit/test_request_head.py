@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from objectcache_gateway.request_head import RequestHead, wire_bytes
+from objectcache_gateway.request.request_head import RequestHead, wire_bytes
 from objectcache_schemas.errors import InvalidRequest
 from tests.unit.request_signing import make_head
 

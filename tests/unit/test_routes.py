@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from objectcache_gateway.addressing import Address
-from objectcache_gateway.operations import HANDLERS
-from objectcache_gateway.refusals import check_headers
-from objectcache_gateway.request_head import RequestHead
-from objectcache_gateway.routes import UNCONFIGURED, Operation, raise_unconfigured, route
+from objectcache_gateway.handlers.operations import HANDLERS
+from objectcache_gateway.request.addressing import Address
+from objectcache_gateway.request.refusals import check_headers
+from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.request.routes import UNCONFIGURED, Operation, raise_unconfigured, route
 from objectcache_schemas.errors import (
     ERRORS,
     InvalidRequest,

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.canonical_request import (
+from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.signing.canonical_request import (
     canonical_headers,
     canonical_paths,
     canonical_query,
 )
-from objectcache_gateway.request_head import RequestHead
-from objectcache_gateway.sigv4 import (
+from objectcache_gateway.signing.sigv4 import (
     Authenticated,
     Payload,
     SigningKeys,

@@ -49,9 +49,9 @@ from objectcache_storage_server.engines.bucket_rules import (
 )
 from objectcache_storage_server.engines.commit_rules import check_batch
 from objectcache_storage_server.engines.files_commit import FilesCommit, NewVersion
-from objectcache_storage_server.engines.files_index import (
+from objectcache_storage_server.engines.files_index import FilesIndex
+from objectcache_storage_server.engines.index_records import (
     BucketRow,
-    FilesIndex,
     Version,
     VersionName,
 )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from objectcache_schemas.messages import Condition, ObjectInfo
 from objectcache_storage_server.engines.base import Committed, StagedPut
 from objectcache_storage_server.engines.commit_rules import Verdict, check_fits_layout, judge
-from objectcache_storage_server.engines.files_index import BucketRow, FilesIndex, Version
+from objectcache_storage_server.engines.files_index import FilesIndex
+from objectcache_storage_server.engines.index_records import BucketRow, Version
 from objectcache_storage_server.engines.object_files import ObjectFiles
 from objectcache_storage_server.engines.open_files import FileDamage, OpenFile, OpenFileCache
 from objectcache_storage_server.engines.staged_files import FilesStaged

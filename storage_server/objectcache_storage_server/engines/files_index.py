@@ -8,31 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sqlite3
 import threading
-from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-import msgspec
-import xxhash
+from typing import Any, TypeVar
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.messages import BucketInfo, ObjectInfo
-from objectcache_storage_server.engines.block_checksums import block_checksum
 from objectcache_storage_server.engines.bucket_rules import no_such_bucket
+from objectcache_storage_server.engines.index_records import (
+    BucketRow,
+    Record,
+    Version,
+    VersionName,
+    key_raw,
+    key_text,
+    row_of_version,
+    seal_bucket,
+    unseal_bucket,
+    version_of_row,
+)
 from objectcache_storage_server.engines.keys import key_bytes, scan_bounds
+from objectcache_storage_server.engines.space_reserve import SpaceReserve
 
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 LOOKUP_KEYS = 256  # keys of one statement; fewer are padded, so that one statement is prepared
 MATCH_KEYS_FIRST = 16  # of a match's first look-up; each later one is four times as large
-SEAL_BYTES = 8  # of the checksum before a record
 RESERVE_BYTES = 8 * MIB  # freed on a full device, so that deletes can be written down
 
 # The key lies in the same b-tree cell as what it names, so that `record` can vouch for both.
@@ -55,80 +60,22 @@ CREATE TABLE objects (
 _SELECT_BUCKET = "SELECT id, info FROM buckets WHERE name = ?"
 _KEY_MARKS = ", ".join("?" * LOOKUP_KEYS)
 _SELECT_VERSIONS = (
-    f"SELECT key, record, checksums FROM objects WHERE bucket = ? AND key IN ({_KEY_MARKS})"  # noqa: S608
+    "SELECT key, id, size_bytes, record, checksums FROM objects "  # noqa: S608
+    f"WHERE bucket = ? AND key IN ({_KEY_MARKS})"
 )
 _SELECT_STORED_KEYS = f"SELECT key FROM objects WHERE bucket = ? AND key IN ({_KEY_MARKS})"  # noqa: S608
 _SELECT_RANGE = (
-    "SELECT key, record FROM objects WHERE bucket = ? AND key >= ? AND key < ? ORDER BY key"
+    "SELECT key, id, size_bytes, record FROM objects "
+    "WHERE bucket = ? AND key >= ? AND key < ? ORDER BY key"
 )
-_SELECT_ROW = "SELECT record, checksums FROM objects WHERE bucket = ? AND key = ?"
+_SELECT_ROW = "SELECT id, size_bytes, record, checksums FROM objects WHERE bucket = ? AND key = ?"
 # Rot may turn a value into one of another type.
 _SELECT_FILES = (
     "SELECT bucket, key, id, size_bytes FROM objects "
     "WHERE typeof(key) = 'blob' AND typeof(id) = 'integer'"
 )
+_INSERT = "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)"
 _DELETE = "DELETE FROM objects WHERE bucket = ? AND key = ? AND id = ?"
-
-_bucket_decoder = msgspec.msgpack.Decoder(BucketInfo)
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """One stored version of an object; `object_id` names its file."""
-
-    bucket_number: int
-    object_id: int
-    info: ObjectInfo
-    block_bytes: int
-    checksums: array[int]  # xxh3_64 of each block
-
-    @property
-    def name(self) -> VersionName:
-        """Which version this is."""
-        return VersionName(self.bucket_number, self.info.key, self.object_id)
-
-
-class VersionName(NamedTuple):
-    """Which version of which object."""
-
-    bucket_number: int
-    key: str
-    object_id: int
-
-
-class Record(msgspec.Struct, frozen=True, array_like=True):
-    """What the index says of a version, stored behind its own checksum."""
-
-    bucket_number: int
-    object_id: int
-    block_bytes: int
-    checksums_checksum: int  # of the row's `checksums`
-    info: ObjectInfo
-
-    def to_bytes(self) -> bytes:
-        """The record as it is stored."""
-        return _sealed(msgspec.msgpack.encode(self))
-
-    @staticmethod
-    def from_row(bucket_number: int, key: bytes, stored: object) -> Record | None:
-        """The record of a row; None where its bytes are not those that were stored."""
-        body = _unsealed(stored)
-        if body is None:
-            return None
-        record = _record_decoder.decode(body)
-        is_here = (record.bucket_number, record.info.key.encode()) == (bucket_number, key)
-        return record if is_here else None
-
-
-_record_decoder = msgspec.msgpack.Decoder(Record)
-
-
-@dataclass(frozen=True, slots=True)
-class BucketRow:
-    """A bucket and the number under which its objects are stored."""
-
-    number: int
-    info: BucketInfo
 
 
 class FilesIndex:
@@ -169,8 +116,7 @@ class FilesIndex:
             finally:
                 _roll_back(self._reader)
         if view.damaged_rows:
-            with self.writing() as change:
-                change.drop_damaged(view.damaged_rows)
+            self._with_reserve(lambda change: change.drop_damaged(view.damaged_rows))
 
     @contextlib.contextmanager
     def writing(self) -> Generator[IndexChange, None, None]:
@@ -265,7 +211,7 @@ class IndexView:
     def find_bucket(self, name: str) -> BucketRow | None:
         """The bucket of this name."""
         row = self._connection.execute(_SELECT_BUCKET, (name,)).fetchone()
-        return None if row is None else BucketRow(row[0], _bucket_info(row[1]))
+        return None if row is None else BucketRow(row[0], unseal_bucket(row[1]))
 
     def bucket(self, name: str) -> BucketRow:
         """The bucket of this name; raises `NotFound` (NoSuchBucket)."""
@@ -277,14 +223,14 @@ class IndexView:
     def buckets(self) -> list[BucketInfo]:
         """All buckets by name."""
         rows = self._connection.execute("SELECT info FROM buckets ORDER BY name")
-        return [_bucket_info(stored) for (stored,) in rows]
+        return [unseal_bucket(stored) for (stored,) in rows]
 
     def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, Version]:
         """What is stored of `keys`."""
         found: dict[str, Version] = {}
         raw_keys = map(key_bytes, keys)
         for key, *row in self._rows_of(_SELECT_VERSIONS, bucket_number, raw_keys):
-            version = _version(bucket_number, key, *row)
+            version = version_of_row(bucket_number, key, *row)
             if version is None:
                 self._add_damaged(bucket_number, key)
             else:
@@ -331,10 +277,10 @@ class IndexView:
     def file_sizes(self) -> Iterator[tuple[VersionName, int]]:
         """Every version, and the size in bytes of its file."""
         for bucket_number, key, object_id, size_bytes in self._connection.execute(_SELECT_FILES):
-            yield VersionName(bucket_number, _text(key), object_id), size_bytes
+            yield VersionName(bucket_number, key_text(key), object_id), size_bytes
 
     def _add_damaged(self, bucket_number: int, key: bytes) -> None:
-        self.damaged_rows.add((bucket_number, _text(key)))
+        self.damaged_rows.add((bucket_number, key_text(key)))
 
     def _rows_of(
         self, statement: str, bucket_number: int, keys: Iterable[bytes]
@@ -362,14 +308,14 @@ class IndexChange(IndexView):
         """Add a bucket; its name must be free."""
         self._connection.execute(
             "INSERT INTO buckets (name, info) VALUES (?, ?)",
-            (info.name, _sealed(msgspec.msgpack.encode(info))),
+            (info.name, seal_bucket(info)),
         )
 
     def replace_bucket(self, number: int, info: BucketInfo) -> None:
         """Store a bucket's changed info."""
         self._connection.execute(
             "UPDATE buckets SET info = ? WHERE id = ?",
-            (_sealed(msgspec.msgpack.encode(info)), number),
+            (seal_bucket(info), number),
         )
 
     def remove_bucket(self, bucket_number: int) -> None:
@@ -382,56 +328,30 @@ class IndexChange(IndexView):
             "SELECT key FROM objects WHERE bucket = ? AND size_bytes != ? LIMIT 1",
             (bucket_number, size_bytes),
         ).fetchone()
-        return None if row is None else _text(row[0])
+        return None if row is None else key_text(row[0])
 
     def add(self, versions: Iterable[Version]) -> None:
         """Add versions, in place of what is stored under their keys."""
         self._connection.executemany(
-            "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)", map(_row, versions)
+            "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)",
+            map(row_of_version, versions),
         )
 
     def delete(self, names: Iterable[VersionName]) -> int:
         """Delete these very versions, and count those that were there."""
         cursor = self._connection.executemany(
-            _DELETE, [(name.bucket_number, _raw(name.key), name.object_id) for name in names]
+            _DELETE, [(name.bucket_number, key_raw(name.key), name.object_id) for name in names]
         )
         return max(0, cursor.rowcount)  # -1 where there were no names
 
     def drop_damaged(self, rows: Iterable[tuple[int, str]]) -> None:
         """Delete those of the rows (bucket number, key) that do not match their checksum."""
         for bucket_number, key in rows:
-            where = (bucket_number, _raw(key))
+            where = (bucket_number, key_raw(key))
             row = self._connection.execute(_SELECT_ROW, where).fetchone()
-            if row is not None and _version(*where, *row) is None:
+            if row is not None and version_of_row(*where, *row) is None:
                 self._connection.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", where)
                 self.dropped_keys.append(key)
-
-
-class SpaceReserve:
-    """A file that holds space back, to be given up when the device is full."""
-
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        self._path = path
-        self._size_bytes = size_bytes
-        self._is_held = False
-        self.take()
-
-    def take(self) -> None:
-        """Hold the space, where there is room for it."""
-        if self._is_held:
-            return
-        try:
-            with open(self._path, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, self._size_bytes)
-            self._is_held = True
-        except OSError:
-            self.release()
-
-    def release(self) -> None:
-        """Give the space back to the device."""
-        with contextlib.suppress(OSError):
-            os.truncate(self._path, 0)
-        self._is_held = False
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -446,63 +366,3 @@ def _tune(connection: sqlite3.Connection) -> None:
 def _roll_back(connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         connection.execute("ROLLBACK")
-
-
-def _version(bucket_number: int, key: bytes, stored: object, checksums: object) -> Version | None:
-    """The version that a row describes; None where the row is damaged."""
-    record = Record.from_row(bucket_number, key, stored)
-    if record is None or not isinstance(checksums, bytes):
-        return None
-    if block_checksum(checksums) != record.checksums_checksum:
-        return None
-    return Version(
-        bucket_number, record.object_id, record.info, record.block_bytes, array("Q", checksums)
-    )
-
-
-def _row(version: Version) -> tuple[Any, ...]:
-    checksums = version.checksums.tobytes()
-    record = Record(
-        version.bucket_number,
-        version.object_id,
-        version.block_bytes,
-        block_checksum(checksums),
-        version.info,
-    )
-    return (
-        version.bucket_number,
-        key_bytes(version.info.key),
-        version.object_id,
-        version.info.size_bytes,
-        record.to_bytes(),
-        checksums,
-    )
-
-
-def _sealed(body: bytes) -> bytes:
-    """A checksum of the body, then the body."""
-    return xxhash.xxh3_64_digest(body) + body
-
-
-def _unsealed(stored: object) -> bytes | None:
-    """The body; None where it is not what was sealed."""
-    if not isinstance(stored, bytes):
-        return None
-    body = stored[SEAL_BYTES:]
-    return body if xxhash.xxh3_64_digest(body) == stored[:SEAL_BYTES] else None
-
-
-def _bucket_info(stored: object) -> BucketInfo:
-    body = _unsealed(stored)
-    if body is None:
-        raise sqlite3.DatabaseError("a bucket's row does not match its checksum")
-    return _bucket_decoder.decode(body)
-
-
-def _text(key: bytes) -> str:
-    """A stored key, which rot may have made something else than UTF-8."""
-    return key.decode(errors="surrogateescape")
-
-
-def _raw(key: str) -> bytes:
-    return key.encode(errors="surrogateescape")

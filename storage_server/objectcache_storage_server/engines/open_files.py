@@ -23,7 +23,7 @@ import xxhash
 
 from objectcache_schemas.limits import KIB
 from objectcache_storage_server.engines.block_checksums import BlockHasher, block_checksum
-from objectcache_storage_server.engines.files_index import Version
+from objectcache_storage_server.engines.index_records import Version
 
 # Read, then hashed while still in the processor's cache; also the bound on a bounce buffer.
 PIECE_BYTES = 256 * KIB

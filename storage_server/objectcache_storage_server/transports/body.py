@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_storage_server.buffers import BufferPool
-from objectcache_storage_server.sockets import StreamSocket
+from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.transports.base import Transport
 
 

@@ -1,0 +1,1 @@
+"""HTTP to the gateway: requests, answers, signatures, connections."""

@@ -1,0 +1,293 @@
+"""Requests over pooled connections: sign, send, read the head, raise errors.
+
+The one place that meets http.client: its exceptions, and the system's, become `Unavailable` here.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from objectcache.channel.connections import Connection, ConnectionPool
+from objectcache.channel.error_xml import ERROR_BODY_BYTES_MAX
+from objectcache.channel.requests import Request
+from objectcache.channel.responses import REPLY_BYTES_MAX, HeaderLookup, parse_error
+from objectcache_schemas.errors import ObjectCacheError, Unavailable
+
+if TYPE_CHECKING:  # botocore takes long to import, and nobody needs it before the first client
+    from objectcache.channel.signing import Signer
+
+REFUSAL_TIMEOUT_S = 1.0  # an answer to a body that could not be sent is there, or never comes
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole response."""
+
+    header: HeaderLookup
+    body: bytes
+
+
+class Exchange:
+    """A response whose head has arrived and whose body is being read, by one thread.
+
+    It ends with `finish` or `abandon`, by that thread; `interrupt` may come from any other.
+    """
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        connection: Connection,
+        sock: socket.socket,
+        response: http.client.HTTPResponse,
+    ) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._sock = sock
+        self._response = response
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def header(self, name: str) -> str | None:
+        """A response header's value."""
+        return self._response.getheader(name)
+
+    @property
+    def length_bytes(self) -> int | None:
+        """Announced length of the body; None when it is chunked."""
+        return self._response.length
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill `view` from the body; fewer bytes mean that the body has ended, whole or cut.
+
+        Raises `Unavailable` when the connection broke or went silent for its timeout.
+        """
+        with _translated("the connection broke"):
+            return self._response.readinto(view)
+
+    def read(self, bytes_max: int = REPLY_BYTES_MAX) -> bytes:
+        """The rest of the body; raises `ObjectCacheError` when it is over `bytes_max`."""
+        with _translated("the connection broke"):
+            body = self._response.read(bytes_max + 1)
+        if len(body) > bytes_max:
+            raise ObjectCacheError(f"the server's answer is over {bytes_max} bytes")
+        if self._response.length:
+            raise Unavailable(f"the answer was cut, {self._response.length} bytes are missing")
+        return body
+
+    def wait_forever(self) -> None:
+        """Let reads wait without a bound of their own."""
+        self._sock.settimeout(None)
+
+    def interrupt(self) -> None:
+        """Make the reading thread, and the server, see the connection end now.
+
+        No effect once the exchange has ended: the connection may carry another by then.
+        """
+        with self._lock, suppress(OSError):  # an error: the peer has ended it
+            if not self._ended:
+                # The base class's: the TLS class's own would let the reader go on in plain text.
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        """End the exchange; the connection is reused if the body was read to its end."""
+        if self._end():
+            return
+        reusable = self._response.isclosed() and not self._response.will_close
+        self._response.close()
+        if reusable:
+            self._pool.give_back(self._connection)
+        else:
+            self._pool.discard(self._connection)
+
+    def abandon(self) -> None:
+        """End the exchange and close its connection, so that the server stops."""
+        if self._end():
+            return
+        self._response.close()
+        self._pool.discard(self._connection)
+
+    def _end(self) -> bool:
+        """Mark the exchange as ended; returns whether it was."""
+        with self._lock:
+            was_ended, self._ended = self._ended, True
+        return was_ended
+
+
+class Upload:
+    """A request whose body the caller sends piece by piece; ends with `finish` or `abandon`."""
+
+    def __init__(self, channel: HttpChannel, connection: Connection) -> None:
+        self._channel = channel
+        self._connection = connection
+        self._ended = False
+
+    def write(self, part: bytes | memoryview) -> None:
+        """Send the next piece of the body.
+
+        Raises the server's error when it refused the rest, `Unavailable` when the connection broke;
+        the upload has ended then.
+        """
+        try:
+            self._connection.http.send(part)
+        except OSError as error:
+            self._ended = True
+            self._channel.refusal(self._connection, error)
+
+    def finish(self) -> Reply:
+        """Read the answer to the whole request; raises the server's error."""
+        assert not self._ended
+        self._ended = True
+        return read_whole(self._channel.read_head(self._connection))
+
+    def abandon(self) -> None:
+        """Close the connection: the server forgets what it got. No effect once ended."""
+        if not self._ended:
+            self._ended = True
+            self._channel.pool.discard(self._connection)
+
+
+class HttpChannel:
+    """Sends requests to one gateway. Thread-safe."""
+
+    def __init__(self, pool: ConnectionPool, signer: Signer, timeout_s: float) -> None:
+        self.pool = pool
+        self._signer = signer
+        self.timeout_s = timeout_s
+
+    def call(self, request: Request, timeout_s: float | None = None) -> Reply:
+        """Send a request and read the whole answer; raises the server's error.
+
+        Raises `Unavailable` when the gateway cannot be reached, breaks the connection or is silent
+        for `timeout_s` (default: the channel's).
+        """
+        return read_whole(self.open(request, timeout_s))
+
+    def open(self, request: Request, timeout_s: float | None = None) -> Exchange:
+        """Send a request and read the answer's head; raises as `call` does.
+
+        A connection that the server had closed while it was idle is replaced once, if the request
+        may be repeated.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        connection = self.pool.take(timeout_s)
+        may_repeat = connection.reused and request.repeatable
+        try:
+            return self._open(connection, request)
+        except Unavailable as error:
+            if not (may_repeat and isinstance(error.__cause__, ConnectionError)):
+                raise
+        return self._open(self.pool.take(timeout_s), request)
+
+    def start_upload(self, request: Request, timeout_s: float | None = None) -> Upload:
+        """Send a request's head and the body parts it has; the rest follows by `Upload.write`.
+
+        The request's headers must announce the whole length.
+        """
+        connection = self.pool.take(self.timeout_s if timeout_s is None else timeout_s)
+        try:
+            self._send(connection, request)
+        except OSError as error:
+            self.refusal(connection, error)
+        return Upload(self, connection)
+
+    def _open(self, connection: Connection, request: Request) -> Exchange:
+        try:
+            self._send(connection, request)
+        except OSError as error:
+            self.refusal(connection, error)
+        return self.read_head(connection)
+
+    def _send(self, connection: Connection, request: Request) -> None:
+        try:
+            connect(connection)
+            headers = self._signer.signed_headers(request)
+            if request.body or request.method in ("POST", "PUT"):
+                headers.setdefault("content-length", str(request.body_bytes))
+            http = connection.http
+            http.putrequest(
+                request.method, request.target, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in headers.items():
+                http.putheader(name, value)
+            http.endheaders()
+            for part in request.body:
+                http.send(part)
+        except OSError:
+            raise
+        except BaseException:
+            self.pool.discard(connection)
+            raise
+
+    def refusal(self, connection: Connection, error: OSError) -> None:
+        """Raise what an interrupted send means.
+
+        A server that refuses a body answers before it has read it, so an answer may be there.
+        """
+        if connection.http.sock is None:
+            self.pool.discard(connection)
+            raise _unavailable("sending failed", error) from error
+        connection.set_timeout(REFUSAL_TIMEOUT_S)
+        try:
+            self.read_head(connection).abandon()
+        except Unavailable:
+            raise _unavailable("sending failed", error) from error
+        raise _unavailable("the server did not take the whole body", error) from error
+
+    def read_head(self, connection: Connection) -> Exchange:
+        """Read the answer's head; raises its error, with the connection settled."""
+        sock = connection.http.sock
+        try:
+            with _translated("no answer"):
+                response = connection.http.getresponse()
+        except BaseException:
+            self.pool.discard(connection)
+            raise
+        exchange = Exchange(self.pool, connection, sock, response)
+        if response.status < 300:
+            return exchange
+        try:
+            body = exchange.read(ERROR_BODY_BYTES_MAX)
+        except ObjectCacheError:
+            body = b""
+        exchange.finish()
+        raise parse_error(response.status, exchange.header, body)
+
+
+def connect(connection: Connection) -> None:
+    """Connect unless that was done; the message of the `OSError` names the address."""
+    http = connection.http
+    if http.sock is None:
+        try:
+            http.connect()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise OSError(error.errno, f"{http.host}:{http.port}: {reason}") from error
+
+
+def read_whole(exchange: Exchange) -> Reply:
+    """Read a body to its end and let the connection go."""
+    try:
+        body = exchange.read()
+    except BaseException:
+        exchange.abandon()
+        raise
+    exchange.finish()
+    return Reply(exchange.header, body)
+
+
+@contextmanager
+def _translated(what: str) -> Generator[None]:
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise _unavailable(what, error) from error
+
+
+def _unavailable(what: str, error: BaseException) -> Unavailable:
+    return Unavailable(f"{what}: {str(error) or type(error).__name__}")

@@ -1,0 +1,150 @@
+"""What responses mean: replies as values, errors as the project's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from objectcache.channel.error_xml import parse_error_fields
+from objectcache.deliveries.payload import PayloadShape
+from objectcache_schemas import headers
+from objectcache_schemas.descriptor import DeliveryMode, DeliveryOutcome, Descriptor, MatchReply
+from objectcache_schemas.errors import ERRORS, DeliveryFailed, ErrorDetails, ObjectCacheError
+
+T = TypeVar("T")
+HeaderLookup = Callable[[str], str | None]
+
+REPLY_BYTES_MAX = 1 << 20  # of everything that is not a payload
+_CODE_BY_STATUS = {
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    409: "ContentConflict",
+    412: "PreconditionFailed",
+    501: "NotImplemented",
+    503: "ServiceUnavailable",
+    507: "StorageFull",
+}
+
+
+class PutResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a put did: chunks that are new, and chunks that were stored already."""
+
+    stored: int
+    existing: int
+
+
+class SessionReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to a session request: a ticket, good once, and where to present it."""
+
+    v: int
+    ticket: bytes
+    socket_path: str
+    host_id: str  # boot id of the storage server's host
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryHead:
+    """Response headers of an accepted get."""
+
+    mode: DeliveryMode  # never AUTO
+    chunk_count: int
+    request_id: str
+    rate_bytes_per_s: float | None
+
+    def shape(self, descriptor: Descriptor) -> PayloadShape:
+        """Where each layer's bytes are in the payload."""
+        return PayloadShape(
+            descriptor.first_layer,
+            descriptor.end_layer,
+            self.chunk_count,
+            descriptor.per_layer_chunk_bytes,
+            self.mode,
+        )
+
+
+def parse_error(status: int, header: HeaderLookup, body: bytes) -> ObjectCacheError:
+    """The error that an answer with a status of 300 or more stands for.
+
+    A code that this version does not know, and an answer without an S3 error in it (a proxy's page,
+    say), become the class that fits the status.
+    """
+    fields = parse_error_fields(body)
+    code, message = fields.get("Code", ""), fields.get("Message", "")
+    if code not in ERRORS:
+        told = ": ".join(part for part in (code, message) if part)
+        message = f"HTTP status {status}" + (f", {told}" if told else " without an S3 error")
+        code = _code_by_status(status)
+    error = ERRORS[code].error_class(message, code=code)
+    error.details = ErrorDetails(
+        missing_index=_whole_number(fields.get("MissingIndex")),
+        key=fields.get("Key"),
+        layer=_whole_number(fields.get("Layer")),
+        retry_after_s=_number(header("retry-after")),
+    )
+    return error
+
+
+def parse_reply(body: bytes, kind: type[T], what: str) -> T:
+    """Decode a msgpack reply; raises `ObjectCacheError` where it is none."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ObjectCacheError(f"the server's answer to {what} makes no sense: {error}") from error
+
+
+def parse_match(body: bytes, chunk_count: int) -> int:
+    """Number of leading chunks that are stored."""
+    matched = parse_reply(body, MatchReply, "a match").matched
+    if not 0 <= matched <= chunk_count:
+        raise ObjectCacheError(f"the server matched {matched} of {chunk_count} chunks")
+    return matched
+
+
+def parse_delivery_head(header: HeaderLookup, descriptor: Descriptor) -> DeliveryHead:
+    """Headers of an accepted get; raises `ObjectCacheError` where they contradict the request."""
+    mode = header(headers.DELIVERY)
+    chunk_count = _whole_number(header(headers.CHUNK_COUNT))
+    layer_bytes = _whole_number(header(headers.LAYER_BYTES))
+    if mode not in ("layerwise", "chunkwise"):
+        raise ObjectCacheError(f"the server sent {headers.DELIVERY}: {mode}")
+    if chunk_count is None or not 0 <= chunk_count <= len(descriptor.chunk_keys):
+        raise ObjectCacheError(f"the server sent {headers.CHUNK_COUNT}: {chunk_count}")
+    if layer_bytes not in (None, chunk_count * descriptor.per_layer_chunk_bytes):
+        raise ObjectCacheError(
+            f"the server sent {headers.LAYER_BYTES}: {layer_bytes} for {chunk_count} chunks"
+        )
+    request_id = header(headers.REQUEST_ID) or ""
+    rate = _number(header(headers.RATE))
+    return DeliveryHead(DeliveryMode(mode), chunk_count, request_id, rate)
+
+
+def parse_outcome(body: bytes) -> DeliveryFailed | None:
+    """How a delivery into a target ended; None is success."""
+    outcome = parse_reply(body, DeliveryOutcome, "a delivery")
+    if outcome.error_code is None:
+        return None
+    return DeliveryFailed(
+        f"{outcome.error_code}: {outcome.error_message or 'no message'}",
+        layer=outcome.failed_layer,
+    )
+
+
+def _code_by_status(status: int) -> str:
+    if status in _CODE_BY_STATUS:
+        return _CODE_BY_STATUS[status]
+    return "InvalidRequest" if status < 500 else "InternalError"
+
+
+def _whole_number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:  # Retry-After may be a date, which no server of ours sends
+        return None

@@ -1,0 +1,1 @@
+"""Fetching and putting: layers on their way, and who waits for them."""

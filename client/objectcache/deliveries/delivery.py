@@ -1,0 +1,134 @@
+"""A running retrieval, as its consumer sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from objectcache.deliveries.layer_progress import LayerProgress
+from objectcache.deliveries.payload import Bytes, PayloadShape
+from objectcache.deliveries.receivers import Receiver
+from objectcache.memory.targets import Target
+
+CLOSE_TIMEOUT_S = 5.0  # for threads and servers that are about to end anyway
+
+
+class Delivery:
+    """Layers that arrive in order. Use it in a `with` block, from one thread.
+
+    The arrays are views of the delivery's memory, without a copy. They stay valid after `close`:
+    memory of the client's own is not used again while any of them lives, and an explicit target is
+    the caller's.
+    """
+
+    def __init__(
+        self,
+        progress: LayerProgress,
+        shape: PayloadShape,
+        memory: Bytes,
+        receiver: Receiver | None,
+        *,
+        transport: str,
+        target: Target | None = None,
+        request_id: str = "",
+        owner: object = None,
+    ) -> None:
+        """`owner` is kept alive with the delivery. Without a receiver everything is there."""
+        self._progress = progress
+        self._shape = shape
+        self._payload = shape.payload(memory)
+        self._receiver = receiver
+        self._target = target
+        self._owner = owner
+        self.transport = transport
+        self.request_id = request_id
+
+    @property
+    def chunk_count(self) -> int:
+        """Chunks delivered; fewer than asked only with `on_missing="truncate"`."""
+        return self._shape.chunk_count
+
+    @property
+    def mode(self) -> str:
+        """`layerwise` or `chunkwise`."""
+        return self._shape.mode.value
+
+    @property
+    def layers(self) -> range:
+        """The layers of the delivery."""
+        return range(self._shape.first_layer, self._shape.end_layer)
+
+    @property
+    def arrivals_s(self) -> tuple[float | None, ...]:
+        """For each layer of `layers`, seconds from the fetch call until it was usable; None until
+        then.
+        """
+        return tuple(self._progress.arrivals_s)
+
+    @property
+    def progress(self) -> LayerProgress:
+        """The events behind this delivery, for event loops."""
+        return self._progress
+
+    def wait_layer(self, layer: int, timeout_s: float | None = None) -> Bytes:
+        """Wait until a layer is usable: uint8[chunk_count, per_layer_chunk_bytes].
+
+        A chunkwise delivery's layers are usable together, at its end, and their views are strided.
+        Raises `InvalidRequest` for a layer that was not asked for. Raises `DeliveryFailed`
+        (`details.layer` is the first that did not arrive) when the delivery ended early or, with
+        the delivery going on, after `timeout_s`. Without one the fetch's timeout bounds the time in
+        which nothing arrives.
+        """
+        self._progress.wait(layer, timeout_s)
+        return self.ready_layer(layer)
+
+    def ready_layer(self, layer: int) -> Bytes:
+        """The view of a layer that is known to be usable."""
+        view: Bytes = self._payload[layer - self._shape.first_layer]
+        return view
+
+    def wait(self, timeout_s: float | None = None) -> Bytes:
+        """Wait for all layers: uint8[layers, chunk_count, per_layer_chunk_bytes].
+
+        A strided view when chunkwise. Raises as `wait_layer` does.
+        """
+        self._progress.wait(self._shape.end_layer - 1, timeout_s)
+        return self._payload
+
+    def __iter__(self) -> Iterator[tuple[int, Bytes]]:
+        """Layers in order, each as soon as it is usable."""
+        for layer in self.layers:
+            yield layer, self.wait_layer(layer)
+
+    def close(self) -> None:
+        """End the delivery; before its end this closes its connection, so that the server stops.
+
+        Repeating has no effect. Layers that were usable stay so.
+        """
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            return
+        if self._target is not None:
+            self._target.closing()
+        if self._progress.complete and receiver.join(CLOSE_TIMEOUT_S):
+            return
+        receiver.cancel()
+        receiver.join(CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Delivery {self.request_id or 'of nothing'}, {self.mode}, {self.transport}, "
+            f"{self.chunk_count} chunks, {self._progress!r}>"
+        )

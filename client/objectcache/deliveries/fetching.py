@@ -1,0 +1,194 @@
+"""How a fetch chooses its transport and becomes a running delivery."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from objectcache.channel import requests
+from objectcache.channel.http_channel import Exchange
+from objectcache.channel.responses import DeliveryHead, parse_delivery_head
+from objectcache.core import ClientCore, TransportChoice
+from objectcache.deliveries.delivery import Delivery
+from objectcache.deliveries.layer_progress import LayerProgress
+from objectcache.deliveries.payload import PayloadShape
+from objectcache.deliveries.receivers import BodyReceiver, OutcomeReceiver, Receiver
+from objectcache.memory.landing import Landing, SharedRegion, nothing
+from objectcache.memory.memory_file import MemoryFile
+from objectcache.memory.target_session import TargetSession
+from objectcache.memory.targets import PlainTarget, SharedMemoryTarget, Target
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
+from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unavailable
+
+SHARED_MEMORY = TransportChoice.SHARED_MEMORY.value
+BODY = TransportChoice.BODY.value
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """One fetch. `started_s` is by time.monotonic; the delivery's arrivals count from it."""
+
+    bucket: str
+    descriptor: Descriptor
+    target: Target | None
+    transport: TransportChoice
+    timeout_s: float
+    started_s: float
+
+    def __post_init__(self) -> None:
+        if self.target is None:
+            return
+        if self.target.length_bytes < self.payload_bytes:
+            raise InvalidRequest(
+                f"the target holds {self.target.length_bytes} bytes, "
+                f"the payload needs {self.payload_bytes}"
+            )
+        if isinstance(self.target, PlainTarget) and self.transport is TransportChoice.SHARED_MEMORY:
+            raise InvalidRequest(
+                "a PlainTarget cannot be filled through shared memory; "
+                "use client.shared_memory_target"
+            )
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the payload when every chunk is stored."""
+        return self.descriptor.payload_bytes(len(self.descriptor.chunk_keys))
+
+    def progress(self, silence_s_max: float | None) -> LayerProgress:
+        """Progress of a delivery that has not begun."""
+        first_layer, end_layer = self.descriptor.first_layer, self.descriptor.end_layer
+        return LayerProgress(first_layer, end_layer, self.started_s, silence_s_max)
+
+
+def fetch(core: ClientCore, request: FetchRequest) -> Delivery:
+    """Begin a delivery; returns when the server has accepted it.
+
+    Raises the server's refusal, or `Unavailable` with the reason where shared memory was demanded
+    and cannot be had.
+    """
+    if request.transport is TransportChoice.BODY or isinstance(request.target, PlainTarget):
+        return _fetch_body(core, request)
+    try:
+        return _fetch_shared(core, request)
+    except (Unavailable, NotFound) as error:
+        # A target is unknown where another server has taken over since it was registered.
+        may_fall_back = isinstance(error, Unavailable) or error.code == "NoSuchTarget"
+        if request.transport is TransportChoice.SHARED_MEMORY or not may_fall_back:
+            raise
+    return _fetch_body(core, request)
+
+
+def empty_delivery(layers: tuple[int, int], slice_bytes: int) -> Delivery:
+    """The delivery of no chunks: complete, without asking a server."""
+    first_layer, end_layer = layers
+    progress = LayerProgress(first_layer, end_layer)
+    progress.advance(end_layer)
+    shape = PayloadShape(first_layer, end_layer, 0, slice_bytes, DeliveryMode.LAYERWISE)
+    return Delivery(progress, shape, np.empty(0, np.uint8), None, transport=BODY)
+
+
+def shared_memory_target(core: ClientCore, length_bytes: int) -> SharedMemoryTarget:
+    """Shared memory of the caller's own, registered. Raises `Unavailable`."""
+    if length_bytes < 1:
+        raise InvalidRequest(f"length_bytes must be 1 or more, got {length_bytes}")
+    session = core.sessions.session()
+    region = SharedRegion(MemoryFile(length_bytes))
+    region.target_id(session)
+    return SharedMemoryTarget(region)
+
+
+def _fetch_shared(core: ClientCore, request: FetchRequest) -> Delivery:
+    session = core.sessions.session()
+    if request.target is None:
+        landing = core.pool.lease(request.payload_bytes, request.timeout_s)
+    else:
+        landing = request.target.claim(request.timeout_s)
+    progress = request.progress(silence_s_max=request.timeout_s)
+    try:
+        tag = session.listen(progress)
+        try:
+            target = _memory_target(request, landing, session, tag)
+            exchange, head = _begin(core, request, replace(request.descriptor, rdma_target=target))
+        except BaseException:
+            session.forget(tag)
+            raise
+    except BaseException as error:
+        if isinstance(error, ObjectCacheError) and not isinstance(error, Unavailable):
+            landing.settle()  # refused, so nothing was written
+        else:
+            if request.target is not None:
+                request.target.closing()
+            landing.withdraw()
+        raise
+    receiver = OutcomeReceiver(exchange, landing, progress, session, tag)
+    return _start(core, request, head, progress, landing, receiver, SHARED_MEMORY)
+
+
+def _memory_target(
+    request: FetchRequest, landing: Landing, session: TargetSession, tag: int
+) -> MemoryTarget:
+    assert landing.region is not None
+    return MemoryTarget(
+        transport=SHARED_MEMORY,
+        target_id=landing.region.target_id(session),
+        offset_bytes=0,
+        length_bytes=request.payload_bytes,
+        tag=tag,
+    )
+
+
+def _fetch_body(core: ClientCore, request: FetchRequest) -> Delivery:
+    # An explicit target is claimed first: a refusal must not cost the server a delivery.
+    landing = None if request.target is None else request.target.claim(request.timeout_s)
+    progress = request.progress(silence_s_max=None)  # the socket's timeout bounds it
+    try:
+        exchange, head = _begin(core, request, request.descriptor)
+        shape = head.shape(request.descriptor)
+        if exchange.length_bytes != shape.payload_bytes:
+            exchange.abandon()
+            raise ObjectCacheError(
+                f"the server announced a body of {exchange.length_bytes} bytes "
+                f"for a payload of {shape.payload_bytes}"
+            )
+        landing = landing or Landing(np.empty(shape.payload_bytes, np.uint8), None, nothing)
+    except BaseException:
+        if landing is not None:
+            landing.settle()
+        raise
+    receiver = BodyReceiver(exchange, landing, progress, shape)
+    return _start(core, request, head, progress, landing, receiver, BODY)
+
+
+def _begin(
+    core: ClientCore, request: FetchRequest, descriptor: Descriptor
+) -> tuple[Exchange, DeliveryHead]:
+    exchange = core.channel.open(requests.get(request.bucket, descriptor), request.timeout_s)
+    try:
+        return exchange, parse_delivery_head(exchange.header, descriptor)
+    except BaseException:
+        exchange.abandon()
+        raise
+
+
+def _start(
+    core: ClientCore,
+    request: FetchRequest,
+    head: DeliveryHead,
+    progress: LayerProgress,
+    landing: Landing,
+    receiver: Receiver,
+    transport: str,
+) -> Delivery:
+    delivery = Delivery(
+        progress,
+        head.shape(request.descriptor),
+        landing.array,
+        receiver,
+        target=request.target,
+        transport=transport,
+        request_id=head.request_id,
+        owner=core,
+    )
+    core.threads.start(receiver.run)
+    return delivery

@@ -1,0 +1,97 @@
+"""Where one delivery's bytes land, and when that memory may be used for something else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from objectcache.deliveries.payload import Bytes
+from objectcache.memory.memory_file import MemoryFile
+from objectcache.memory.target_session import TargetSession
+from objectcache_schemas.errors import InvalidRequest, Unavailable
+
+
+class SharedRegion:
+    """A memory file, and its registration with the session of the moment.
+
+    One thread at a time; whoever holds the region's landing.
+    """
+
+    def __init__(self, file: MemoryFile) -> None:
+        self.file = file
+        self._registered: tuple[TargetSession, bytes] | None = None
+
+    @property
+    def length_bytes(self) -> int:
+        """Bytes of the memory."""
+        return self.file.length_bytes
+
+    def target_id(self, session: TargetSession) -> bytes:
+        """The region's id in the session, registering it where that has not been done.
+
+        Raises `Unavailable` where it cannot be registered.
+        """
+        if self._registered is not None and self._registered[0] is session:
+            return self._registered[1]
+        self._registered = None
+        try:
+            target_id = session.register(self.file.fd, self.file.length_bytes)
+        except InvalidRequest as error:
+            raise Unavailable(f"the storage server refused a target: {error.message}") from error
+        self._registered = (session, target_id)
+        return target_id
+
+    def unregister(self, on_end: Callable[[bool], None]) -> None:
+        """Take the region away from the server; `on_end` as in `TargetSession.release`."""
+        registered, self._registered = self._registered, None
+        if registered is None:
+            on_end(True)
+        else:
+            registered[0].release(registered[1], on_end)
+
+    def __repr__(self) -> str:
+        state = "registered" if self._registered else "not registered"
+        return f"<SharedRegion {self.file!r}, {state}>"
+
+
+class Landing:
+    """Memory for one delivery, until `settle` or `withdraw`; the first call of either counts.
+
+    `on_settled` is called once, on any thread: with True when nothing writes to the memory any
+    more, with False when that could not be learned, so that it must never be used again.
+    """
+
+    def __init__(
+        self,
+        array: Bytes,
+        region: SharedRegion | None,
+        on_settled: Callable[[bool], None],
+    ) -> None:
+        self.array = array
+        self.region = region
+        self._on_settled = on_settled
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def settle(self) -> None:
+        """The delivery has ended, and nothing writes any more."""
+        if self._end():
+            self._on_settled(True)
+
+    def withdraw(self) -> None:
+        """A server may still be writing: make it stop, and settle when it has."""
+        if not self._end():
+            return
+        if self.region is None:
+            self._on_settled(True)
+        else:
+            self.region.unregister(self._on_settled)
+
+    def _end(self) -> bool:
+        with self._lock:
+            ended, self._ended = self._ended, True
+        return not ended
+
+
+def nothing(_quiet: bool) -> None:
+    """For memory that nobody waits for."""

@@ -1,0 +1,150 @@
+"""Shared memory that is handed out again: registered once, its pages already there."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+from objectcache.memory.landing import Landing, SharedRegion, nothing
+from objectcache.memory.memory_file import MemoryFile, file_bytes_for
+from objectcache_schemas.errors import Busy, InvalidRequest
+from objectcache_schemas.limits import MIB
+
+REGIONS_MAX = 128  # half of what a storage server lets one session register
+_OVERSIZE_MAX = 4  # a small delivery does not take a region this many times too big
+
+
+@dataclass(eq=False, slots=True)
+class _Loan:
+    """A region in use: by a delivery until it is settled, and by arrays until they are dead."""
+
+    region: SharedRegion
+    arrays_dead: bool = False
+    settled: bool = False
+    lost: bool = False  # the server may write to it for ever
+
+
+class TargetPool:
+    """Regions for deliveries, `bytes_max` in all. Thread-safe.
+
+    A region comes back when its delivery is settled and every array over it is gone. Both are
+    noted without a lock, because arrays die wherever the garbage collector runs.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._condition = threading.Condition()
+        self._free: list[SharedRegion] = []  # least recently used first
+        self._loans: set[_Loan] = set()
+        self._dead_arrays: deque[_Loan] = deque()
+        self._region_count = 0
+        self._held_bytes = 0
+
+    def lease(self, length_bytes: int, timeout_s: float) -> Landing:
+        """Memory of at least `length_bytes` for one delivery.
+
+        Raises `InvalidRequest` where that is over the pool's bound; `Busy` where arrays of earlier
+        deliveries fill it; `Unavailable` where the system has no shared memory.
+        """
+        file_bytes = file_bytes_for(length_bytes)
+        if file_bytes > self._bytes_max:
+            raise InvalidRequest(
+                f"the payload needs {file_bytes} bytes of memory, "
+                f"target_bytes_max is {self._bytes_max}"
+            )
+        region = self._take_free(length_bytes, file_bytes, timeout_s)
+        if region is None:
+            region = self._new(file_bytes)
+        return self._lend(region)
+
+    def _lend(self, region: SharedRegion) -> Landing:
+        loan = _Loan(region)
+        array = region.file.array()
+        with self._condition:
+            self._loans.add(loan)
+        weakref.finalize(array, self._dead_arrays.append, loan).atexit = False
+
+        def settled(quiet: bool) -> None:
+            with self._condition:
+                loan.settled, loan.lost = True, not quiet
+                self._condition.notify_all()
+
+        return Landing(array, region, settled)
+
+    def _take_free(
+        self, length_bytes: int, file_bytes: int, timeout_s: float
+    ) -> SharedRegion | None:
+        """A free region that fits; None when the caller may make one, for which room is booked."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._condition:
+            while True:
+                self._collect()
+                if (region := self._best_fit(length_bytes)) is not None:
+                    self._free.remove(region)
+                    return region
+                if self._make_room(file_bytes):
+                    self._held_bytes += file_bytes
+                    self._region_count += 1
+                    return None
+                # Only what a server is about to let go is worth waiting for.
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not any(loan.arrays_dead for loan in self._loans):
+                    raise Busy(
+                        f"no room for {file_bytes} bytes: arrays of earlier deliveries hold "
+                        f"{self._held_bytes} bytes, target_bytes_max is {self._bytes_max}; "
+                        f"drop them or copy what is needed of them"
+                    )
+                self._condition.wait(left_s)
+
+    def _new(self, file_bytes: int) -> SharedRegion:
+        try:
+            return SharedRegion(MemoryFile(file_bytes))
+        except BaseException:
+            with self._condition:
+                self._forget(file_bytes)
+            raise
+
+    def _collect(self) -> None:
+        while self._dead_arrays:
+            self._dead_arrays.popleft().arrays_dead = True
+        for loan in [loan for loan in self._loans if loan.settled and loan.arrays_dead]:
+            self._loans.discard(loan)
+            if loan.lost:
+                self._forget(loan.region.length_bytes)
+            else:
+                self._free.append(loan.region)
+
+    def _best_fit(self, length_bytes: int) -> SharedRegion | None:
+        longest = max(file_bytes_for(length_bytes), _OVERSIZE_MAX * length_bytes)
+        fitting = [r for r in self._free if length_bytes <= r.length_bytes <= longest]
+        return min(fitting, key=lambda region: region.length_bytes, default=None)
+
+    def _make_room(self, file_bytes: int) -> bool:
+        """Whether one more region of this size fits, after letting free ones go."""
+
+        def fits() -> bool:
+            return (
+                self._held_bytes + file_bytes <= self._bytes_max
+                and self._region_count < REGIONS_MAX
+            )
+
+        while self._free and not fits():
+            region = self._free.pop(0)
+            region.unregister(nothing)
+            self._forget(region.length_bytes)
+        return fits()
+
+    def _forget(self, file_bytes: int) -> None:
+        self._held_bytes -= file_bytes
+        self._region_count -= 1
+
+    def __repr__(self) -> str:
+        with self._condition:
+            self._collect()
+            held, bound = self._held_bytes / MIB, self._bytes_max / MIB
+            return (
+                f"<TargetPool {len(self._free)}/{self._region_count} free, {held:g}/{bound:g} MiB>"
+            )

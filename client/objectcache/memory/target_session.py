@@ -1,0 +1,297 @@
+"""A session on the storage server's target socket: registers memory, hears of layers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from objectcache.channel.responses import SessionReply
+from objectcache_schemas.errors import ObjectCacheError, Unavailable, WireError
+from objectcache_schemas.frames import LENGTH, FrameError, encode_frame, frame_length
+from objectcache_schemas.messages import (
+    PROTOCOL_VERSION,
+    DeliveryFailure,
+    JoinSession,
+    LayersReady,
+    Message,
+    RegisterTarget,
+    ReleaseTarget,
+    SessionJoined,
+    TargetEvent,
+    TargetRegistered,
+    TargetReleased,
+)
+
+EVENT_BYTES_MAX = 1 << 20
+_RECEIVE_BYTES = 64 << 10
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(TargetEvent)
+
+
+class LayerSink(Protocol):
+    """Who hears of one delivery's layers, on the session's thread."""
+
+    def advance(self, ready_end: int) -> None:
+        """All layers below `ready_end` are in place."""
+
+    def fail(self, reason: str, cause: BaseException | None = None) -> None:
+        """The delivery ended before its last layer."""
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """A request that waits for its reply."""
+
+    reply_type: type[Message]
+    released_id: bytes | None = None
+    future: Future[Any] = field(default_factory=Future[Any])
+
+    def is_answered_by(self, message: Message | WireError) -> bool:
+        if isinstance(message, WireError):
+            return True
+        return isinstance(message, self.reply_type) and (
+            getattr(message, "target_id", None) == self.released_id or self.released_id is None
+        )
+
+
+class FrameParser:
+    """Cuts a stream into frames. Sans I/O; raises `FrameError` for one that is too long."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Add what arrived; yields the frames that are now whole."""
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            header = bytes(self._buffer[: LENGTH.size])
+            end = LENGTH.size + frame_length(header, self._bytes_max)
+            if len(self._buffer) < end:
+                return
+            frame = bytes(self._buffer[LENGTH.size : end])
+            del self._buffer[:end]
+            yield frame
+
+
+class TargetSession:
+    """One joined session. Thread-safe; a thread of its own reads what the server sends.
+
+    When the connection ends, every delivery that still listens fails, and every request too. A
+    session does not come back; its targets are gone.
+    """
+
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+        """Take over a connected socket that has joined."""
+        self._socket = sock
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._pending: list[_Pending] = []
+        self._sinks: dict[int, LayerSink] = {}
+        self._tags = itertools.count(1)
+        self._ended_because: str | None = None
+        self._thread = threading.Thread(
+            target=self._read, name="objectcache-target-session", daemon=True
+        )
+        self._thread.start()
+
+    @classmethod
+    def join(cls, invitation: SessionReply, timeout_s: float) -> TargetSession:
+        """Present a ticket. Raises `Unavailable` where this host cannot: the server runs on another
+        one, or its socket is out of reach.
+        """
+        if invitation.host_id != own_host_id():
+            raise Unavailable("the storage server is on another host")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(invitation.socket_path)
+            sock.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=invitation.ticket)))
+            _expect_joined(sock)
+            sock.settimeout(None)  # the reading thread waits as long as it takes
+            seconds = struct.pack("@ll", max(1, int(timeout_s)), 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        except (OSError, FrameError, msgspec.MsgspecError) as error:
+            sock.close()
+            raise Unavailable(f"target socket {invitation.socket_path}: {error}") from error
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock, timeout_s)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection has ended."""
+        return self._ended_because is not None
+
+    def listen(self, sink: LayerSink) -> int:
+        """A tag for one delivery, whose events go to `sink` until `forget`.
+
+        Raises `Unavailable` once the session has ended.
+        """
+        with self._lock:
+            self._check_open()
+            tag = next(self._tags)
+            self._sinks[tag] = sink
+            return tag
+
+    def forget(self, tag: int) -> None:
+        """Events with this tag concern nobody any more."""
+        with self._lock:
+            self._sinks.pop(tag, None)
+
+    def register(self, fd: int, length_bytes: int) -> bytes:
+        """Register a memory file; returns the target's id.
+
+        Raises `Unavailable` when the session has ended or the server does not answer, or what the
+        server says against it.
+        """
+        pending = _Pending(TargetRegistered)
+        self._send(RegisterTarget(length_bytes=length_bytes), pending, fd)
+        try:
+            reply: TargetRegistered = pending.future.result(self._timeout_s)
+        except FutureTimeoutError as error:
+            self.close()
+            raise Unavailable(f"no answer on the target socket for {self._timeout_s} s") from error
+        return reply.target_id
+
+    def release(self, target_id: bytes, on_end: Callable[[bool], None]) -> None:
+        """Stop writing to a target; returns at once.
+
+        `on_end` is called once, on any thread: with True when the server says that nothing writes
+        to it any more, with False when the session ended before it could say so.
+        """
+        pending = _Pending(TargetReleased, target_id)
+        pending.future.add_done_callback(lambda future: on_end(future.exception() is None))
+        try:
+            self._send(ReleaseTarget(target_id=target_id), pending)
+        except Unavailable as error:
+            if not pending.future.done():
+                pending.future.set_exception(error)
+
+    def close(self) -> None:
+        """End the session. Repeating has no effect."""
+        self._end("the session was closed")
+        with suppress(OSError):  # the peer was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(self._timeout_s)
+
+    def _send(self, message: Message, pending: _Pending, fd: int | None = None) -> None:
+        """Send a request; its place in `_pending` is its place on the wire."""
+        data = encode_frame(message)
+        with self._lock:
+            self._check_open()
+            self._pending.append(pending)
+            try:
+                if fd is None:
+                    sent = self._socket.send(data)
+                else:
+                    sent = socket.send_fds(self._socket, [data], [fd])
+                if sent < len(data):
+                    self._socket.sendall(data[sent:])
+                return
+            except OSError as error:
+                self._pending.remove(pending)
+                reason = f"the target socket broke: {error}"
+        self._end(reason)
+        raise Unavailable(reason)
+
+    def _check_open(self) -> None:
+        if self._ended_because is not None:
+            raise Unavailable(self._ended_because)
+
+    def _read(self) -> None:
+        reason = "the storage server ended the session"
+        parser = FrameParser(EVENT_BYTES_MAX)
+        try:
+            while data := self._socket.recv(_RECEIVE_BYTES):
+                for frame in parser.feed(data):
+                    self._dispatch(_DECODER.decode(frame))
+        except (OSError, FrameError, msgspec.MsgspecError) as error:
+            reason = f"the target socket broke: {error}"
+        finally:
+            self._end(reason)
+            self._socket.close()
+
+    def _dispatch(self, message: Message | WireError) -> None:
+        match message:
+            case LayersReady():
+                if sink := self._sink(message.tag):
+                    sink.advance(message.end_layer)
+            case DeliveryFailure():
+                if sink := self._sink(message.tag):
+                    error = ObjectCacheError.from_wire(message.error)
+                    sink.fail(f"{message.error.code}: {message.error.message}", error)
+            case _:
+                self._answer(message)
+
+    def _sink(self, tag: int) -> LayerSink | None:
+        with self._lock:
+            return self._sinks.get(tag)
+
+    def _answer(self, message: Message | WireError) -> None:
+        with self._lock:
+            pending = next((p for p in self._pending if p.is_answered_by(message)), None)
+            if pending is None:
+                return
+            self._pending.remove(pending)
+        if isinstance(message, WireError):
+            pending.future.set_exception(ObjectCacheError.from_wire(message))
+        else:
+            pending.future.set_result(message)
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            if self._ended_because is not None:
+                return
+            self._ended_because = reason
+            pending, self._pending = self._pending, []
+            sinks, self._sinks = self._sinks, {}
+        for waiting in pending:
+            waiting.future.set_exception(Unavailable(reason))
+        for sink in sinks.values():
+            sink.fail(reason)
+
+    def __repr__(self) -> str:
+        state = self._ended_because or f"{len(self._sinks)} deliveries"
+        return f"<TargetSession {state}>"
+
+
+def own_host_id() -> str:
+    """This host's boot id; empty where there is none, which no server's is."""
+    try:
+        with open(_BOOT_ID) as file:
+            return file.read().strip()
+    except OSError:
+        return f"unknown, process {os.getpid()}"
+
+
+def _expect_joined(sock: socket.socket) -> None:
+    header = _receive_exactly(sock, LENGTH.size)
+    reply = _DECODER.decode(_receive_exactly(sock, frame_length(header, EVENT_BYTES_MAX)))
+    if isinstance(reply, WireError):
+        raise Unavailable(f"the target socket refused the session: {reply.message}")
+    if not isinstance(reply, SessionJoined):
+        raise FrameError(f"expected SessionJoined, got {type(reply).__name__}")
+
+
+def _receive_exactly(sock: socket.socket, length_bytes: int) -> bytes:
+    data = b""
+    while len(data) < length_bytes:
+        piece = sock.recv(length_bytes - len(data))
+        if not piece:
+            raise ConnectionError("it was closed")
+        data += piece
+    return data

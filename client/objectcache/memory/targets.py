@@ -1,0 +1,122 @@
+"""Memory that a caller provides for deliveries and reuses."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from objectcache.deliveries.payload import Bytes
+from objectcache.memory.landing import Landing, SharedRegion, nothing
+from objectcache_schemas.errors import InvalidRequest, Unavailable
+
+
+class _Use(enum.Enum):
+    FREE = "free"
+    IN_USE = "in use"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+class Target(ABC):
+    """Memory for one delivery at a time, until its last byte has arrived or it was closed.
+
+    The views that a delivery gave stay valid as memory, but the next delivery into the target
+    overwrites them.
+    """
+
+    def __init__(self, length_bytes: int) -> None:
+        self.length_bytes = length_bytes
+        self._use = _Use.FREE
+        self._closing = False
+        self._condition = threading.Condition()
+
+    @property
+    @abstractmethod
+    def array(self) -> Bytes:
+        """The whole memory: uint8[length_bytes]."""
+
+    def claim(self, timeout_s: float) -> Landing:
+        """Take the memory for one delivery.
+
+        Waits up to `timeout_s` for the server to let go of a delivery that was closed early. Raises
+        `InvalidRequest` while another delivery is open, `Unavailable` when the memory was lost with
+        the session that wrote to it.
+        """
+        with self._condition:
+            self._condition.wait_for(lambda: not self._closing, timeout_s)
+            if self._use is _Use.LOST:
+                raise Unavailable(
+                    "the target's session ended while a delivery was writing; create a new target"
+                )
+            if self._use is _Use.CLOSED:
+                raise InvalidRequest("the target is closed")
+            if self._use is _Use.IN_USE:
+                raise InvalidRequest("the target is in use by another delivery; close that first")
+            self._use = _Use.IN_USE
+        return Landing(self.array, self._region(), self._settled)
+
+    def closing(self) -> None:
+        """The open delivery was closed, so that the target is about to be free."""
+        with self._condition:
+            self._closing = self._use is _Use.IN_USE
+
+    def _settled(self, quiet: bool) -> None:
+        with self._condition:
+            if self._use is _Use.IN_USE:
+                self._use = _Use.FREE if quiet else _Use.LOST
+            self._closing = False
+            self._condition.notify_all()
+
+    def _region(self) -> SharedRegion | None:
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.length_bytes} bytes, {self._use.value}>"
+
+
+class PlainTarget(Target):
+    """Any writable C-contiguous buffer. Only the body transport can fill it."""
+
+    def __init__(self, buffer: Any) -> None:
+        """Raises `InvalidRequest` for an object without such a buffer."""
+        try:
+            view = memoryview(buffer)
+        except TypeError as error:
+            raise InvalidRequest(f"target: {error}") from error
+        if view.readonly or not view.c_contiguous:
+            raise InvalidRequest("target: the buffer must be writable and C-contiguous")
+        super().__init__(view.nbytes)
+        self._array: Bytes = np.frombuffer(view, np.uint8)
+
+    @property
+    def array(self) -> Bytes:
+        return self._array
+
+
+class SharedMemoryTarget(Target):
+    """Shared memory, made by `Client.shared_memory_target`. Every transport can fill it."""
+
+    def __init__(self, region: SharedRegion) -> None:
+        super().__init__(region.length_bytes)
+        self._shared = region
+        self._array = region.file.array()
+
+    @property
+    def array(self) -> Bytes:
+        return self._array
+
+    def _region(self) -> SharedRegion:
+        return self._shared
+
+    def close(self) -> None:
+        """Take the memory away from the server; arrays over it stay valid.
+
+        Cancels a delivery into it. The target cannot be used again. Repeating has no effect.
+        """
+        with self._condition:
+            self._use = _Use.CLOSED
+        self._shared.unregister(nothing)

@@ -1,0 +1,1 @@
+"""Bodies on their way in: unwrapped, hashed and verified."""

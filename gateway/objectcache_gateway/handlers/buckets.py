@@ -1,0 +1,120 @@
+"""Operations on buckets, and what S3 clients ask about a bucket that has no such configuration."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.handlers import xml_render
+from objectcache_gateway.request import xml_parse
+from objectcache_gateway.request.listing_params import key_to_token, page_size, token_to_key
+from objectcache_gateway.request.routes import raise_unconfigured
+from objectcache_schemas.errors import AccessDenied, InvalidRequest
+from objectcache_schemas.messages import (
+    Bucket,
+    BucketInfo,
+    Buckets,
+    CreateBucket,
+    DeleteBucket,
+    Done,
+    GetBucket,
+    ListBuckets,
+)
+
+# What clients send that know of no region; s3cmd's default is US.
+_ANY_REGION = frozenset({"", "us-east-1", "US"})
+
+
+async def get_bucket(exchange: Exchange) -> BucketInfo:
+    """The request's bucket. Raises `NotFound` (NoSuchBucket)."""
+    return (await exchange.storage.call(GetBucket(name=exchange.bucket), Bucket)).info
+
+
+async def check_expected_owner(exchange: Exchange) -> None:
+    """Raise `AccessDenied` where x-amz-expected-bucket-owner is not the bucket's owner."""
+    expected = exchange.head.header("x-amz-expected-bucket-owner")
+    if expected is not None and (await get_bucket(exchange)).owner != expected:
+        raise AccessDenied("the bucket's owner is not x-amz-expected-bucket-owner")
+
+
+async def list_buckets(exchange: Exchange) -> web.StreamResponse:
+    """ListBuckets: all of the caller's, by name."""
+    query = exchange.query
+    after = token_to_key(query.get("continuation-token", ""))
+    prefix = query.get("prefix", "")
+    owned = [
+        bucket
+        for bucket in (await exchange.storage.call(ListBuckets(), Buckets)).buckets
+        if bucket.owner == exchange.identity
+        and bucket.name > after
+        and bucket.name.startswith(prefix)
+        and query.get("bucket-region", bucket.region) == bucket.region
+    ]
+    limit = page_size(query, "max-buckets") if "max-buckets" in query else len(owned)
+    page = owned[:limit]
+    continuation = key_to_token(page[-1].name) if page and len(owned) > limit else None
+    document = xml_render.buckets_document(
+        exchange.identity, page, query.get("prefix"), continuation
+    )
+    return exchange.xml(document)
+
+
+async def create_bucket(exchange: Exchange) -> web.StreamResponse:
+    """CreateBucket, in the one region there is."""
+    region = exchange.settings.gateway.region
+    body = b""
+    if exchange.request.body_exists:
+        decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max)
+        body = await exchange.read_body(decoder)
+    location = xml_parse.parse_location(body)
+    if location != region and location not in _ANY_REGION:
+        raise InvalidRequest(
+            f"the location constraint must be {region} or absent",
+            code="IllegalLocationConstraintException",
+        )
+    request = CreateBucket(name=exchange.bucket, owner=exchange.identity, region=region)
+    await exchange.storage.call(request, Done)
+    return exchange.empty(more={"Location": f"/{exchange.bucket}"})
+
+
+async def head_bucket(exchange: Exchange) -> web.StreamResponse:
+    """HeadBucket."""
+    bucket = await get_bucket(exchange)
+    return exchange.empty(more={"x-amz-bucket-region": bucket.region})
+
+
+async def delete_bucket(exchange: Exchange) -> web.StreamResponse:
+    """DeleteBucket, if it is empty."""
+    await exchange.storage.call(DeleteBucket(name=exchange.bucket), Done)
+    return exchange.empty(204)
+
+
+async def get_location(exchange: Exchange) -> web.StreamResponse:
+    """GetBucketLocation; S3 writes us-east-1 as nothing."""
+    region = (await get_bucket(exchange)).region
+    text = "" if region == "us-east-1" else xml_render.escape(region)
+    return exchange.xml(xml_render.document("LocationConstraint", text))
+
+
+async def get_versioning(exchange: Exchange) -> web.StreamResponse:
+    """GetBucketVersioning: never configured."""
+    await get_bucket(exchange)
+    return exchange.xml(xml_render.document("VersioningConfiguration"))
+
+
+async def get_request_payment(exchange: Exchange) -> web.StreamResponse:
+    """GetBucketRequestPayment: the owner pays."""
+    await get_bucket(exchange)
+    payer = xml_render.element("Payer", "BucketOwner")
+    return exchange.xml(xml_render.document("RequestPaymentConfiguration", payer))
+
+
+async def get_acl(exchange: Exchange) -> web.StreamResponse:
+    """GetBucketAcl: the owner may do everything."""
+    return exchange.xml(xml_render.acl_document((await get_bucket(exchange)).owner))
+
+
+async def get_unconfigured(exchange: Exchange) -> web.StreamResponse:
+    """A configuration that buckets do not have here: S3's 404 for it."""
+    await get_bucket(exchange)
+    raise_unconfigured(exchange.query)

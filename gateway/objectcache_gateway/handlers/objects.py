@@ -1,0 +1,264 @@
+"""Operations on single objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+from aiohttp import web
+
+from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.handlers import xml_render
+from objectcache_gateway.receiving import receive_into_put
+from objectcache_gateway.request import ranges, xml_parse
+from objectcache_gateway.request.addressing import check_key
+from objectcache_gateway.request.conditions import (
+    Outcome,
+    evaluate_read,
+    range_applies,
+    write_condition,
+)
+from objectcache_gateway.request.object_headers import (
+    attributes_of,
+    checksum_headers,
+    object_headers,
+    overrides,
+)
+from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.sending import send_body
+from objectcache_schemas.errors import (
+    InvalidRequest,
+    ObjectCacheError,
+    PreconditionFailed,
+    Unsupported,
+)
+from objectcache_schemas.messages import (
+    CloseObject,
+    CommitPut,
+    DeleteObjects,
+    Done,
+    Object,
+    ObjectInfo,
+    ObjectOpened,
+    OpenObject,
+    PutObject,
+    SendData,
+    StatObject,
+    Stored,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a GET or HEAD answers with: a status, and a part of the object."""
+
+    status: int
+    offset_bytes: int
+    length_bytes: int
+    headers: Mapping[str, str]
+
+
+def check_version(version_id: str | None) -> None:
+    """Raise `InvalidRequest` for a version other than the only one, which S3 calls null."""
+    if version_id not in (None, "", "null"):
+        raise InvalidRequest("versionId can only be null: objects have no versions here")
+
+
+async def put_object(exchange: Exchange) -> web.StreamResponse:
+    """PutObject. Nothing is visible before the body was verified to its end."""
+    decoder = exchange.decoder(exchange.settings.limits.object_bytes_max, etag=True)
+    attributes_of(exchange.head)  # refused before any byte is asked for
+    request = PutObject(
+        bucket=exchange.bucket,
+        key=exchange.key,
+        size_bytes=decoder.expected_bytes,
+        condition=write_condition(exchange.head),
+    )
+    async with exchange.storage.conversation() as conversation:
+        await conversation.begin(request, SendData)
+        connection = conversation.connection
+        result = await receive_into_put(exchange, decoder, connection)
+        attributes = attributes_of(exchange.head, result.checksums)
+        commit = CommitPut(etag=result.etag_md5_hex, attributes=attributes)
+        info = (await connection.ask(commit, Stored)).info
+    named = {"ETag": xml_render.quoted_etag(info.etag), **checksum_headers(attributes)}
+    return exchange.empty(more=named)
+
+
+async def get_object(exchange: Exchange) -> web.StreamResponse:
+    """GetObject: a whole object, a range or a part, if its conditions hold."""
+    check_version(exchange.query.get("versionId"))
+    request = OpenObject(bucket=exchange.bucket, key=exchange.key)
+    async with exchange.storage.conversation() as conversation:
+        info = (await conversation.begin(request, ObjectOpened)).info
+        connection = conversation.connection
+        try:
+            selection = select(exchange.head, exchange.query, info)
+        except ObjectCacheError as error:
+            await connection.ask(CloseObject(), Done)
+            return _refused(exchange, error, info)
+        if not selection.length_bytes:
+            await connection.ask(CloseObject(), Done)
+            return exchange.empty(selection.status, selection.headers)
+        response = exchange.stream(selection.status, selection.headers)
+        await send_body(
+            exchange, connection, response, selection.offset_bytes, selection.length_bytes
+        )
+        return response
+
+
+async def head_object(exchange: Exchange) -> web.StreamResponse:
+    """HeadObject: what GetObject would answer, without the body."""
+    check_version(exchange.query.get("versionId"))
+    request = StatObject(bucket=exchange.bucket, key=exchange.key)
+    info = (await exchange.storage.call(request, Object)).info
+    try:
+        selection = select(exchange.head, exchange.query, info)
+    except ObjectCacheError as error:
+        return _refused(exchange, error, info)
+    return exchange.empty(selection.status, selection.headers)
+
+
+async def delete_object(exchange: Exchange) -> web.StreamResponse:
+    """DeleteObject; a key that is not stored is a success."""
+    check_version(exchange.query.get("versionId"))
+    request = DeleteObjects(bucket=exchange.bucket, keys=(exchange.key,))
+    await exchange.storage.call(request, Done)
+    return exchange.empty(204)
+
+
+async def delete_objects(exchange: Exchange) -> web.StreamResponse:
+    """DeleteObjects: up to 1,000 keys, each with its own outcome."""
+    decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max)
+    if not decoder.is_checked:
+        raise InvalidRequest(
+            "DeleteObjects needs Content-MD5, an x-amz-checksum-* header or a signed body",
+            code="InvalidRequest",
+        )
+    entries, is_quiet = xml_parse.parse_delete(await exchange.read_body(decoder))
+    errors = {index: error for index, entry in enumerate(entries) if (error := _flaw(entry))}
+    good = [entry for index, entry in enumerate(entries) if index not in errors]
+    request = DeleteObjects(bucket=exchange.bucket, keys=tuple(entry.key for entry in good))
+    await exchange.storage.call(request, Done)
+    deleted = [] if is_quiet else [_deleted_entry(entry) for entry in good]
+    failed = [_failed_entry(entries[index], error) for index, error in errors.items()]
+    return exchange.xml(xml_render.document("DeleteResult", *deleted, *failed))
+
+
+async def get_acl(exchange: Exchange) -> web.StreamResponse:
+    """GetObjectAcl: the owner may do everything."""
+    await _stat(exchange)
+    return exchange.xml(xml_render.acl_document(exchange.identity))
+
+
+async def get_tagging(exchange: Exchange) -> web.StreamResponse:
+    """GetObjectTagging: no object has tags."""
+    await _stat(exchange)
+    return exchange.xml(xml_render.document("Tagging", xml_render.parent("TagSet")))
+
+
+def select(head: RequestHead, query: Mapping[str, str], info: ObjectInfo) -> Selection:
+    """Decide status, headers and range of a GET or HEAD of a stored object.
+
+    Raises `PreconditionFailed` and `InvalidRequest` (InvalidRange for a range or a part number that
+    the object does not have).
+    """
+    named = object_headers(info) | overrides(query)
+    outcome = evaluate_read(head, info.etag, info.modified_s)
+    if outcome is Outcome.FAILED:
+        raise PreconditionFailed("a condition of the request does not hold")
+    if outcome is Outcome.NOT_MODIFIED:
+        return Selection(304, 0, 0, named)
+    part = _part(head, query, info, named)
+    range_header = head.header("range") if part is None else None
+    if range_header is not None and range_applies(head, info.etag, info.modified_s):
+        part = ranges.resolve_range(range_header, info.size_bytes)
+    if part is None or (info.size_bytes == 0):
+        named["Content-Length"] = str(info.size_bytes)
+        if _wants_checksums(head, query):
+            named |= checksum_headers(info.attributes)
+        return Selection(200, 0, info.size_bytes, named)
+    offset_bytes, length_bytes = part
+    named["Content-Length"] = str(length_bytes)
+    named["Content-Range"] = ranges.content_range(offset_bytes, length_bytes, info.size_bytes)
+    return Selection(206, offset_bytes, length_bytes, named)
+
+
+def _part(
+    head: RequestHead, query: Mapping[str, str], info: ObjectInfo, named: dict[str, str]
+) -> tuple[int, int] | None:
+    """Offset and length of the part that partNumber asks for; an object put whole has one."""
+    text = query.get("partNumber")
+    if text is None:
+        return None
+    if head.header("range") is not None:
+        raise InvalidRequest("give a Range or a partNumber, not both", code="InvalidRequest")
+    sizes_bytes = info.attributes.part_sizes_bytes
+    if sizes_bytes:
+        named["x-amz-mp-parts-count"] = str(len(sizes_bytes))
+    ends_bytes = [0, *accumulate(sizes_bytes or (info.size_bytes,))]
+    number = part_number(text)
+    if number >= len(ends_bytes):
+        raise InvalidRequest(
+            f"the object has {len(ends_bytes) - 1} parts, partNumber is {number}",
+            code="InvalidRange",
+        )
+    return ends_bytes[number - 1], ends_bytes[number] - ends_bytes[number - 1]
+
+
+def part_number(text: str) -> int:
+    """The number of a part. Raises `InvalidRequest` unless it is from 1 to 10,000."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
+    if not 1 <= number <= xml_parse.PARTS_MAX:
+        raise InvalidRequest(f"partNumber must be from 1 to {xml_parse.PARTS_MAX}")
+    return number
+
+
+def _wants_checksums(head: RequestHead, query: Mapping[str, str]) -> bool:
+    mode = head.header("x-amz-checksum-mode") or query.get("x-amz-checksum-mode") or ""
+    return mode.upper() == "ENABLED"
+
+
+def _refused(exchange: Exchange, error: ObjectCacheError, info: ObjectInfo) -> web.Response:
+    if error.code != "InvalidRange":
+        return exchange.error(error)
+    # The AWS Common Runtime learns from this element that an object is empty, and asks again.
+    size = xml_render.element("ActualObjectSize", info.size_bytes)
+    content_range = ranges.unsatisfied_content_range(info.size_bytes)
+    return exchange.error(error, {"Content-Range": content_range}, [size])
+
+
+async def _stat(exchange: Exchange) -> ObjectInfo:
+    check_version(exchange.query.get("versionId"))
+    request = StatObject(bucket=exchange.bucket, key=exchange.key)
+    return (await exchange.storage.call(request, Object)).info
+
+
+def _flaw(entry: xml_parse.DeleteEntry) -> ObjectCacheError | None:
+    try:
+        check_key(entry.key)
+        check_version(entry.version_id)
+        if entry.etag is not None:
+            raise Unsupported("a conditional delete is not implemented")
+    except ObjectCacheError as error:
+        return error
+    return None
+
+
+def _deleted_entry(entry: xml_parse.DeleteEntry) -> str:
+    return xml_render.parent(
+        "Deleted",
+        xml_render.element("Key", entry.key),
+        xml_render.element("VersionId", entry.version_id),
+    )
+
+
+def _failed_entry(entry: xml_parse.DeleteEntry, error: ObjectCacheError) -> str:
+    return xml_render.parent(
+        "Error",
+        xml_render.element("Key", entry.key),
+        xml_render.element("VersionId", entry.version_id),
+        xml_render.element("Code", error.code),
+        xml_render.element("Message", error.message),
+    )

@@ -1,0 +1,50 @@
+"""The handler of each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.handlers import buckets, copying, kv, listing, multipart, objects
+from objectcache_gateway.request.routes import Operation
+
+Handler = Callable[[Exchange], Awaitable[web.StreamResponse]]
+
+HANDLERS: dict[Operation, Handler] = {
+    Operation.LIST_BUCKETS: buckets.list_buckets,
+    Operation.CREATE_BUCKET: buckets.create_bucket,
+    Operation.HEAD_BUCKET: buckets.head_bucket,
+    Operation.DELETE_BUCKET: buckets.delete_bucket,
+    Operation.GET_BUCKET_LOCATION: buckets.get_location,
+    Operation.GET_BUCKET_VERSIONING: buckets.get_versioning,
+    Operation.GET_BUCKET_ACL: buckets.get_acl,
+    Operation.GET_BUCKET_REQUEST_PAYMENT: buckets.get_request_payment,
+    Operation.GET_UNCONFIGURED: buckets.get_unconfigured,
+    Operation.LIST_OBJECTS_V1: listing.list_objects_v1,
+    Operation.LIST_OBJECTS_V2: listing.list_objects_v2,
+    Operation.LIST_OBJECT_VERSIONS: listing.list_object_versions,
+    Operation.DELETE_OBJECTS: objects.delete_objects,
+    Operation.PUT_OBJECT: objects.put_object,
+    Operation.COPY_OBJECT: copying.copy_object,
+    Operation.GET_OBJECT: objects.get_object,
+    Operation.HEAD_OBJECT: objects.head_object,
+    Operation.DELETE_OBJECT: objects.delete_object,
+    Operation.GET_OBJECT_ACL: objects.get_acl,
+    Operation.GET_OBJECT_TAGGING: objects.get_tagging,
+    Operation.CREATE_UPLOAD: multipart.create_upload,
+    Operation.UPLOAD_PART: multipart.upload_part,
+    Operation.UPLOAD_PART_COPY: copying.upload_part_copy,
+    Operation.LIST_PARTS: multipart.list_parts,
+    Operation.LIST_UPLOADS: multipart.list_uploads,
+    Operation.COMPLETE_UPLOAD: multipart.complete_upload,
+    Operation.ABORT_UPLOAD: multipart.abort_upload,
+    Operation.KV_GET: kv.get,
+    Operation.KV_GET_BY_KEY: kv.get_by_key,
+    Operation.KV_MATCH: kv.match,
+    Operation.KV_PUT: kv.put,
+    Operation.PUT_KV_LAYOUT: kv.put_layout,
+    Operation.GET_KV_LAYOUT: kv.get_layout,
+    Operation.CREATE_SESSION: kv.create_session,
+}

@@ -1,0 +1,1 @@
+"""What a request means: pure decisions over its head and its XML."""

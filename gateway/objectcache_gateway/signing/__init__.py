@@ -1,0 +1,1 @@
+"""Who asks: SigV4 and the credentials behind it."""

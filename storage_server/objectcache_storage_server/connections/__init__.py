@@ -1,0 +1,1 @@
+"""The server's sockets and what is said over them."""

@@ -1,0 +1,39 @@
+"""One gateway connection as a request's handler sees it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from objectcache_schemas.messages import BodyChoice, PutEnd
+from objectcache_storage_server.connections.sockets import StreamSocket
+
+_BODY_CHOICE = msgspec.msgpack.Decoder(BodyChoice)
+_PUT_END = msgspec.msgpack.Decoder(PutEnd)
+
+
+class Conversation:
+    """Messages of one request after its first. Raises `ConnectionEnded` and `FrameError`."""
+
+    def __init__(self, stream: StreamSocket) -> None:
+        self.stream = stream
+        self.given_up = False
+
+    async def send(self, message: msgspec.Struct) -> None:
+        """Send a reply."""
+        await self.stream.send_frame(message)
+
+    async def receive_body_choice(self) -> BodyChoice:
+        """What the gateway wants of the body."""
+        return await self.stream.receive_frame(_BODY_CHOICE)
+
+    async def receive_put_end(self) -> PutEnd:
+        """How the gateway ends the data of a put."""
+        return await self.stream.receive_frame(_PUT_END)
+
+    def take_descriptor(self) -> int | None:
+        """The file descriptor that came with the last message."""
+        return self.stream.take_descriptor()
+
+    def give_up(self) -> None:
+        """The connection cannot go on: a body was cut. It is closed when the handler returns."""
+        self.given_up = True

@@ -1,0 +1,283 @@
+"""Conversations that store bytes: one object, one part, or the chunks of a prefix."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Sequence
+
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor
+from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.limits import MIB
+from objectcache_schemas.messages import (
+    CommitPut,
+    Condition,
+    Done,
+    KvPut,
+    KvStored,
+    PutObject,
+    PutPart,
+    SendData,
+    Stored,
+)
+from objectcache_storage_server import multipart
+from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.engines.base import (
+    CHECKSUM_BLOCK_BYTES,
+    Committed,
+    Staged,
+    StagedPut,
+)
+from objectcache_storage_server.plan import (
+    PutPlan,
+    chunk_put_plan,
+    object_put_plan,
+    slice_block_bytes,
+)
+from objectcache_storage_server.service import Service
+
+BUFFER_BYTES = 2 * MIB  # of data received before it is written; two of them take turns
+
+
+class Receiver:
+    """Takes the data frames of a put and writes them to staged objects.
+
+    One buffer is received into while the other is written, so a put holds two buffers however
+    large it is.
+    """
+
+    def __init__(self, service: Service, plan: PutPlan, staged: Sequence[Staged]) -> None:
+        self._service = service
+        self._plan = plan
+        self._staged = staged
+        buffer_bytes = plan.buffer_bytes(BUFFER_BYTES)
+        self._buffers = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(2)]
+        self._filled_bytes = 0
+        self._written_bytes = 0
+        self._writing: asyncio.Future[None] | None = None
+        self._error: ObjectCacheError | None = None
+
+    async def receive(self, talk: Conversation, bytes_max: int) -> int:
+        """Receive until the empty frame; returns the bytes. An engine's error is raised at the
+        end, once the data was drained, so that the conversation stays in step.
+        """
+        total_bytes = 0
+        try:
+            while (length_bytes := await talk.stream.receive_length()) > 0:
+                total_bytes += length_bytes
+                if total_bytes > bytes_max:
+                    raise InvalidRequest(
+                        f"the data is over {bytes_max} bytes", code="EntityTooLarge"
+                    )
+                await self._receive_frame(talk, length_bytes)
+            await self._flush()
+            await self._written()
+        finally:
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+        if self._error is not None:
+            raise self._error
+        return total_bytes
+
+    async def _receive_frame(self, talk: Conversation, length_bytes: int) -> None:
+        while length_bytes:
+            room = self._buffers[0][self._filled_bytes :][:length_bytes]
+            await talk.stream.receive_into(room)
+            self._filled_bytes += len(room)
+            length_bytes -= len(room)
+            if self._filled_bytes == len(self._buffers[0]):
+                await self._flush()
+
+    async def _flush(self) -> None:
+        """Hand the filled buffer to a writer, once the one before is through."""
+        await self._written()
+        if self._filled_bytes and self._error is None:
+            data = self._buffers[0][: self._filled_bytes]
+            call = self._service.call(self._write, self._written_bytes, data)
+            self._writing = asyncio.ensure_future(call)
+        self._written_bytes += self._filled_bytes
+        self._filled_bytes = 0
+        self._buffers.reverse()
+
+    async def _written(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            try:
+                await writing
+            except ObjectCacheError as error:
+                self._error = error
+
+    def _write(self, position_bytes: int, data: memoryview) -> None:
+        for landing in self._plan.landings(position_bytes, len(data)):
+            start, length = landing.start_bytes, landing.length_bytes
+            piece = data[start : start + length]
+            self._staged[landing.object_index].write_at(landing.offset_bytes, piece)
+
+
+async def serve_put_object(service: Service, talk: Conversation, request: PutObject) -> None:
+    """`PutObject`: one object."""
+    layout = (await service.call(service.engine.bucket, request.bucket)).layout
+    _check_size(layout, request.size_bytes)
+    committed = await _serve_put(
+        service, talk, request.bucket, request.key, request.size_bytes, layout, request.condition
+    )
+    if committed is not None:
+        await talk.send(Stored(info=committed.info))
+
+
+async def serve_put_part(service: Service, talk: Conversation, request: PutPart) -> None:
+    """`PutPart`: one part of an upload, an object of the storage server's own bucket."""
+    upload = multipart.UploadName(request.bucket, request.key, request.upload_id)
+    await service.call(multipart.check_upload, service.engine, upload)
+    key = multipart.part_key(request.upload_id, request.part_number)
+    committed = await _serve_put(
+        service, talk, multipart.BUCKET, key, request.size_bytes, None, Condition()
+    )
+    if committed is not None:
+        await talk.send(Stored(info=committed.info))
+
+
+async def _serve_put(
+    service: Service,
+    talk: Conversation,
+    bucket: str,
+    key: str,
+    size_bytes: int | None,
+    layout: KvLayout | None,
+    condition: Condition,
+) -> Committed | None:
+    """Receive one object and commit it; None where the gateway aborted."""
+    bytes_max = service.limits.object_bytes_max if size_bytes is None else size_bytes
+    if bytes_max > service.limits.object_bytes_max:
+        raise InvalidRequest(
+            f"the object has {bytes_max} bytes, limits.object_bytes_max is "
+            f"{service.limits.object_bytes_max}",
+            code="EntityTooLarge",
+        )
+    block_bytes = (
+        slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
+    )
+    admitted_bytes = size_bytes or 0
+    service.admit_put(admitted_bytes)
+    staged: Staged | None = None
+    try:
+        staged = await service.call(service.engine.stage, bucket, key, block_bytes)
+        plan = object_put_plan(size_bytes, block_bytes)
+        end = await _receive_all(service, talk, plan, [staged], bytes_max)
+        if end is None:
+            return None
+        received_bytes, commit = end
+        _check_size(layout, received_bytes)
+        put = StagedPut(staged, commit.etag, commit.attributes)
+        return (await service.call(service.engine.commit, [put], condition))[0]
+    finally:
+        if staged is not None:
+            await service.call(staged.discard)
+        service.end_put(admitted_bytes)
+
+
+async def _receive_all(
+    service: Service,
+    talk: Conversation,
+    plan: PutPlan,
+    staged: Sequence[Staged],
+    bytes_max: int,
+) -> tuple[int, CommitPut] | None:
+    """Take the data and how it ends; None where the gateway aborted, which is acknowledged."""
+    await talk.send(SendData())
+    error: ObjectCacheError | None = None
+    received_bytes = 0
+    try:
+        received_bytes = await Receiver(service, plan, staged).receive(talk, bytes_max)
+    except InvalidRequest:
+        talk.give_up()  # data beyond the limit is still under way
+        raise
+    except ObjectCacheError as caught:
+        error = caught
+    end = await talk.receive_put_end()
+    if not isinstance(end, CommitPut):
+        await talk.send(Done())
+        return None
+    if error is not None:
+        raise error
+    if plan.total_bytes is not None and received_bytes != plan.total_bytes:
+        raise InvalidRequest(
+            f"the data ended after {received_bytes} of {plan.total_bytes} bytes",
+            code="IncompleteBody",
+        )
+    return received_bytes, end
+
+
+async def serve_kv_put(service: Service, talk: Conversation, request: KvPut) -> None:
+    """`KvPut`: all chunks of a descriptor, visible together."""
+    descriptor = Descriptor.from_bytes(request.descriptor, service.limits)
+    _check_put(service, descriptor)
+    layout = (await service.call(service.engine.bucket, request.bucket)).layout
+    if layout is not None:
+        descriptor.check_layout(layout)
+    plan = chunk_put_plan(descriptor)
+    total_bytes = plan.total_bytes
+    assert total_bytes is not None
+    service.admit_put(total_bytes)
+    staged: list[Staged] = []
+    try:
+        await service.call(_stage_chunks, service, request.bucket, descriptor, plan, staged)
+        end = await _receive_all(service, talk, plan, staged, total_bytes)
+        if end is None:
+            return
+        puts = [StagedPut(chunk, "") for chunk in staged]
+        committed = await service.call(service.engine.commit, puts, Condition(immutable=True))
+        existing = sum(one.existed for one in committed)
+        await talk.send(KvStored(stored=len(committed) - existing, existing=existing))
+    finally:
+        await service.call(_discard, staged)
+        service.end_put(total_bytes)
+
+
+def _check_put(service: Service, descriptor: Descriptor) -> None:
+    if descriptor.delivery is DeliveryMode.AUTO:
+        raise InvalidRequest(
+            "delivery must be layerwise or chunkwise in a put: it names the payload's order",
+            code="InvalidDescriptor",
+        )
+    if descriptor.layers is not None or descriptor.rdma_target is not None:
+        raise InvalidRequest(
+            "layers and rdma_target must be nil in a put: whole chunks are stored, from the body",
+            code="InvalidDescriptor",
+        )
+    if len(descriptor.chunk_keys) > service.limits.put_chunks_max:
+        raise InvalidRequest(
+            f"chunk_keys names {len(descriptor.chunk_keys)} chunks, "
+            f"limits.put_chunks_max is {service.limits.put_chunks_max}",
+            code="DescriptorTooLarge",
+        )
+    if len(set(descriptor.chunk_keys)) < len(descriptor.chunk_keys):
+        raise InvalidRequest("chunk_keys names a chunk twice", code="InvalidDescriptor")
+    if descriptor.chunk_bytes > service.limits.object_bytes_max:
+        raise InvalidRequest(
+            f"a chunk would hold {descriptor.chunk_bytes} bytes, limits.object_bytes_max is "
+            f"{service.limits.object_bytes_max}",
+            code="EntityTooLarge",
+        )
+
+
+def _stage_chunks(
+    service: Service, bucket: str, descriptor: Descriptor, plan: PutPlan, staged: list[Staged]
+) -> None:
+    for key in descriptor.chunk_keys:
+        staged.append(service.engine.stage(bucket, key, plan.block_bytes))
+
+
+def _discard(staged: Sequence[Staged]) -> None:
+    for one in staged:
+        one.discard()
+
+
+def _check_size(layout: KvLayout | None, size_bytes: int | None) -> None:
+    if layout is not None and size_bytes not in (None, layout.chunk_bytes):
+        raise InvalidRequest(
+            f"the object has {size_bytes} bytes, chunks of this bucket's KV layout have "
+            f"{layout.chunk_bytes}",
+            code="DescriptorMismatch",
+        )

@@ -1,0 +1,138 @@
+"""The storage server's two sockets, and its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket as sockets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from objectcache_schemas.errors import InvalidRequest, Unavailable
+from objectcache_storage_server.connections.connection import GatewayConnection
+from objectcache_storage_server.connections.sessions import SessionServer
+from objectcache_storage_server.connections.sockets import StreamSocket
+from objectcache_storage_server.service import Service
+
+SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un, less its closing NUL
+BACKLOG = 1024
+
+logger = logging.getLogger("objectcache.storage_server.server")
+
+
+class StorageServer:
+    """Listens for gateways and for clients' targets."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._sessions = SessionServer(
+            service.registry, service.tickets, service.storage.sessions_max
+        )
+        self._connections: dict[asyncio.Task[None], GatewayConnection] = {}
+        self._clients: set[asyncio.Task[None]] = set()
+        self._listeners: list[asyncio.Task[None]] = []
+        self._paths: list[Path] = []
+
+    async def start(self) -> None:
+        """Bind both sockets. Raises `InvalidRequest` for a path that is too long, `Unavailable`
+        where it cannot be bound.
+        """
+        settings = self._service.settings
+        settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        storage = settings.storage
+        self._listen(settings.storage_socket, 0o600, self._serve_gateway)
+        self._listen(settings.target_socket, int(storage.target_socket_mode, 8), self._serve_client)
+
+    def _listen(
+        self, path: Path, mode: int, serve: Callable[[StreamSocket], Awaitable[None]]
+    ) -> None:
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            raise InvalidRequest(
+                f"the socket path {path} is over {SOCKET_PATH_BYTES_MAX} bytes; "
+                "set server.run_dir to a shorter directory"
+            )
+        listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+        try:
+            path.unlink(missing_ok=True)
+            before = os.umask(0o777 & ~mode)
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(before)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            raise Unavailable(f"cannot listen on {path}: {error.strerror}") from error
+        self._paths.append(path)
+        self._listeners.append(asyncio.create_task(self._accept(listener, serve)))
+
+    async def _accept(
+        self, listener: sockets.socket, serve: Callable[[StreamSocket], Awaitable[None]]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    connected, _ = await loop.sock_accept(listener)
+                except OSError as error:  # out of file descriptors: wait for some to be closed
+                    logger.error("cannot accept: %s", error)
+                    await asyncio.sleep(0.1)
+                    continue
+                asyncio.create_task(self._serve(connected, serve))  # noqa: RUF006 - kept below
+
+    async def _serve(
+        self, connected: sockets.socket, serve: Callable[[StreamSocket], Awaitable[None]]
+    ) -> None:
+        stream = StreamSocket(connected)
+        try:
+            await serve(stream)
+        except Exception:
+            logger.exception("a connection failed")
+        finally:
+            stream.close()
+
+    async def _serve_gateway(self, stream: StreamSocket) -> None:
+        if len(self._connections) >= self._service.storage.connections_max:
+            error = Unavailable(
+                f"storage.connections_max is {self._service.storage.connections_max}"
+            )
+            with contextlib.suppress(OSError):
+                await stream.send_frame(error.to_wire())
+            return
+        connection = GatewayConnection(self._service, stream)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = connection
+        try:
+            await connection.serve()
+        finally:
+            del self._connections[task]
+
+    async def _serve_client(self, stream: StreamSocket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        try:
+            await self._sessions.serve(stream)
+        finally:
+            self._clients.discard(task)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests, let those under way finish within the time, then cut the rest."""
+        self._service.draining = True
+        for listener in self._listeners:
+            listener.cancel()
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        for task, connection in list(self._connections.items()):
+            if connection.idle:
+                task.cancel()
+        if self._connections:
+            await asyncio.wait(set(self._connections), timeout=timeout_s)
+        rest = [*self._connections, *self._clients, *self._listeners]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)

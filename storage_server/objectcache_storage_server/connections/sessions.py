@@ -1,0 +1,177 @@
+"""Sessions on the target socket: clients on this host register memory and hear of its layers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+
+import msgspec
+
+from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+from objectcache_schemas.frames import FrameError, encode_frame
+from objectcache_schemas.messages import (
+    PROTOCOL_VERSION,
+    JoinSession,
+    RegisterTarget,
+    ReleaseTarget,
+    SessionJoined,
+    TargetRegistered,
+    TargetReleased,
+    TargetRequest,
+)
+from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
+from objectcache_storage_server.targets import TargetOwner, TargetRegistry
+from objectcache_storage_server.tickets import TicketBook
+
+JOIN_TIMEOUT_S = 10.0
+UNSENT_BYTES_MAX = 1 << 20  # events a client has not taken; a client that far behind is gone
+
+logger = logging.getLogger("objectcache.storage_server.sessions")
+_DECODER = msgspec.msgpack.Decoder(TargetRequest)
+
+
+class Session(TargetOwner):
+    """One client on the target socket."""
+
+    def __init__(self, identity: str, socket: StreamSocket) -> None:
+        super().__init__(identity)
+        self._socket = socket
+        self._loop = asyncio.get_running_loop()
+        self._unsent = bytearray()
+        self._flushing = False
+        self._lock = threading.Lock()
+        self.broken = asyncio.Event()
+
+    def post(self, message: msgspec.Struct) -> None:
+        """Send a message from any thread, at once if the socket takes it."""
+        data = encode_frame(message)
+        with self._lock:
+            if not self._unsent:
+                try:
+                    data = data[self._socket.send_now(data) :]
+                except OSError:
+                    data = b""
+                    self._loop.call_soon_threadsafe(self.broken.set)
+            self._unsent += data
+            if len(self._unsent) > UNSENT_BYTES_MAX:
+                self._loop.call_soon_threadsafe(self.broken.set)
+            elif self._unsent and not self._flushing:
+                self._flushing = True
+                self._loop.call_soon_threadsafe(self._start_flush)
+
+    def _start_flush(self) -> None:
+        self._flush_task = asyncio.ensure_future(self._flush())
+
+    async def _flush(self) -> None:
+        try:
+            while True:
+                await self._socket.writable()
+                with self._lock:
+                    del self._unsent[: self._socket.send_now(bytes(self._unsent))]
+                    if not self._unsent:
+                        self._flushing = False
+                        return
+        except (OSError, ConnectionEnded):
+            self.broken.set()
+
+
+class SessionServer:
+    """Serves the target socket."""
+
+    def __init__(self, registry: TargetRegistry, tickets: TicketBook, sessions_max: int) -> None:
+        self._registry = registry
+        self._tickets = tickets
+        self._sessions_max = sessions_max
+        self._sessions: set[Session] = set()
+
+    def session_of(self, owner: TargetOwner) -> Session:
+        """The session that registered a target."""
+        assert isinstance(owner, Session)
+        return owner
+
+    async def serve(self, socket: StreamSocket) -> None:
+        """Carry one client's connection until it ends, then let its targets go."""
+        try:
+            async with asyncio.timeout(JOIN_TIMEOUT_S):
+                session = await self._join(socket)
+        except (ConnectionEnded, FrameError, TimeoutError, OSError):
+            return
+        if session is None:
+            return
+        self._sessions.add(session)
+        try:
+            await self._serve_until_broken(session, socket)
+        finally:
+            self._sessions.discard(session)
+            for target in list(session.targets.values()):
+                self._registry.release(target, _nothing)
+
+    async def _join(self, socket: StreamSocket) -> Session | None:
+        request = await socket.receive_frame(_DECODER)
+        try:
+            if not isinstance(request, JoinSession) or request.v != PROTOCOL_VERSION:
+                raise InvalidRequest(f"the first message must be JoinSession, v {PROTOCOL_VERSION}")
+            if len(self._sessions) >= self._sessions_max:
+                raise InvalidRequest(f"storage.sessions_max is {self._sessions_max}")
+            identity = self._tickets.redeem(request.ticket, time.monotonic())
+        except ObjectCacheError as error:
+            await socket.send_frame(error.to_wire())
+            return None
+        session = Session(identity, socket)
+        session.post(SessionJoined(v=PROTOCOL_VERSION))
+        return session
+
+    async def _serve_until_broken(self, session: Session, socket: StreamSocket) -> None:
+        requests = asyncio.ensure_future(self._serve_requests(session, socket))
+        broken = asyncio.ensure_future(session.broken.wait())
+        try:
+            await asyncio.wait({requests, broken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            broken.cancel()
+            requests.cancel()
+            results = await asyncio.gather(requests, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(
+                result, (ConnectionEnded, FrameError, OSError)
+            ):
+                logger.error("session of %s failed", session.identity, exc_info=result)
+
+    async def _serve_requests(self, session: Session, socket: StreamSocket) -> None:
+        while True:
+            request = await socket.receive_frame(_DECODER)
+            descriptor = socket.take_descriptor()
+            try:
+                await self._serve_request(session, request, descriptor)
+            except ObjectCacheError as error:
+                session.post(error.to_wire())
+            finally:
+                if descriptor is not None:
+                    os.close(descriptor)
+
+    async def _serve_request(
+        self, session: Session, request: TargetRequest, descriptor: int | None
+    ) -> None:
+        match request:
+            case RegisterTarget() if descriptor is not None:
+                target = await asyncio.to_thread(
+                    self._registry.register, session, descriptor, request.length_bytes
+                )
+                session.post(TargetRegistered(target_id=target.target_id))
+            case ReleaseTarget() if request.target_id in session.targets:
+                released = TargetReleased(target_id=request.target_id)
+                target = session.targets[request.target_id]
+                self._registry.release(target, lambda: session.post(released))
+            case ReleaseTarget():
+                raise InvalidRequest("target_id is not registered in this session")
+            case _:
+                raise InvalidRequest("RegisterTarget needs a memory file beside it")
+
+    def __repr__(self) -> str:
+        return f"<SessionServer {len(self._sessions)} sessions>"
+
+
+def _nothing() -> None:
+    """Nobody waits for this release."""
