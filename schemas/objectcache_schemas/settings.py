@@ -95,6 +95,11 @@ class StorageSettings(_Settings, frozen=True):
     fragment_bytes: Annotated[
         int, msgspec.Meta(ge=64 * KIB, le=64 * MIB), _doc("bytes read and sent as one piece")
     ] = 2 * MIB
+    target_fragment_bytes_max: Annotated[
+        int,
+        msgspec.Meta(ge=64 * KIB, le=64 * MIB),
+        _doc("bytes read into a target as one piece, where layers are large"),
+    ] = 8 * MIB
     delivery_in_flight_bytes_max: Annotated[
         Positive, _doc("bytes read for one delivery and not yet taken by its client")
     ] = 8 * MIB
@@ -114,7 +119,7 @@ class StorageSettings(_Settings, frozen=True):
     send_stall_timeout_s: Annotated[
         Seconds, _doc("longest time a client may take no byte of a delivery")
     ] = 60.0
-    delivery_timeout_s: Annotated[Seconds, _doc("longest life of a delivery")] = 600.0
+    delivery_timeout_s: Annotated[Seconds, _doc("longest life of a delivery into a target")] = 600.0
     targets_bytes_max: Annotated[
         Positive, _doc("registered memory of one session on the target socket")
     ] = 64 * GIB

@@ -77,46 +77,57 @@ class Delivery:
 
     def execute(self, fragment: Fragment) -> None:
         """Read a fragment into the transport's memory, and announce what it completes."""
+        error: ObjectCacheError | None = None
         try:
             view = self._transport.memory(fragment.offset_bytes, fragment.length_bytes)
             self._opened.read_many(self.plan.reads(fragment), view)
-            self._finish(fragment)
-        except ObjectCacheError as error:
-            self.fail(error)
-        except Exception as error:
+        except ObjectCacheError as caught:
+            error = caught
+        except Exception as caught:
             logger.exception("delivery %s: reading failed", self.name)
-            self.fail(DeliveryFailed(f"reading failed: {type(error).__name__}"))
-        finally:
-            with self._lock:
-                self._readers -= 1
-            self._end_if_idle()
+            error = DeliveryFailed(f"reading failed: {type(caught).__name__}")
+        with self._lock:  # once a fragment: readers of one delivery meet here
+            self._readers -= 1
+            if error is None:
+                self._finish(fragment)
+            else:
+                self._fail(error)
+            ends = self._ends_now()
+        if ends:
+            self._end()
 
     def _finish(self, fragment: Fragment) -> None:
-        with self._lock:
-            if self.state is not DeliveryState.RUNNING:
-                return
-            self._transport.written(fragment.offset_bytes, fragment.length_bytes)
-            end_layer = self._progress.finish(fragment)
-            if end_layer is None:
-                return
-            self._transport.announce(end_layer)
-            if end_layer == self.plan.end_layer:
-                self.state = DeliveryState.COMPLETE
+        if self.state is not DeliveryState.RUNNING:
+            return
+        self._transport.written(fragment.offset_bytes, fragment.length_bytes)
+        end_layer = self._progress.finish(fragment)
+        if end_layer is None:
+            return
+        self._transport.announce(end_layer)
+        if end_layer == self.plan.end_layer:
+            self.state = DeliveryState.COMPLETE
 
     def fail(self, error: ObjectCacheError) -> None:
         """End the delivery with an error; no effect once it has ended."""
         with self._lock:
-            if self.state is not DeliveryState.RUNNING:
-                return
+            self._fail(error)
+            ends = self._ends_now()
+        if ends:
+            self._end()
+
+    def _fail(self, error: ObjectCacheError) -> None:
+        if self.state is DeliveryState.RUNNING:
             self.state = DeliveryState.FAILED
             self.error = error
-        self._end_if_idle()
 
-    def _end_if_idle(self) -> None:
-        with self._lock:
-            if self._ended or self._readers or self.state is DeliveryState.RUNNING:
-                return
-            self._ended = True
+    def _ends_now(self) -> bool:
+        """Whether the caller has to call `_end`, outside of the lock."""
+        if self._ended or self._readers or self.state is DeliveryState.RUNNING:
+            return False
+        self._ended = True
+        return True
+
+    def _end(self) -> None:
         self._opened.close()
         if self.error is not None:
             self._transport.fail(self.end_layer, self.error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
@@ -74,7 +75,7 @@ class Progress(ABC):
         """All delivered layers below this are complete."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChunkPlan(Plan):
     """Plan of a prefix, layerwise or chunkwise."""
 
@@ -84,6 +85,11 @@ class ChunkPlan(Plan):
     end_layer: int
     mode: DeliveryMode
     fragment_bytes: int
+
+    @cached_property
+    def _each_alone(self) -> bool:
+        """Every chunk lies in one run of its own, so no two reads can join."""
+        return all(place.slots == 1 for place in self.placements)
 
     @property
     def payload_bytes(self) -> int:  # type: ignore[override]
@@ -147,10 +153,25 @@ class ChunkPlan(Plan):
             place = self.placements[first_chunk]
             start = place.base_bytes + first_layer * place.slots * slice_bytes + skip_bytes
             return [Read(place.source, start, length_bytes, 0)]
+        places = self.placements[first_chunk:end_chunk]
+        if self._each_alone:
+            run_bytes = (end_layer - first_layer) * slice_bytes
+            skip_bytes = first_layer * slice_bytes
+            landings = range(0, length_bytes, run_bytes)
+            return [
+                Read(place.source, place.base_bytes + skip_bytes, run_bytes, landing)
+                for place, landing in zip(places, landings, strict=True)
+            ]
+        return self._joined_reads(places, first_layer, end_layer)
+
+    def _joined_reads(
+        self, places: Sequence[Placement], first_layer: int, end_layer: int
+    ) -> list[Read]:
+        slice_bytes = self.slice_bytes
         reads: list[Read] = []
         landing_bytes = last_end = 0
         last_source = -1
-        for place in self.placements[first_chunk:end_chunk]:
+        for place in places:
             source, base_bytes, slots = place.source, place.base_bytes, place.slots
             joined = end_layer - first_layer if slots == 1 else 1
             run_bytes = joined * slice_bytes
@@ -254,6 +275,17 @@ def plan_chunks(
         mode,
         fragment_bytes,
     )
+
+
+def target_fragment_bytes(
+    layer_bytes: int, reader_threads: int, fragment_bytes: int, fragment_bytes_max: int
+) -> int:
+    """Fragment size for a delivery into a target, which holds no buffer of the server's.
+
+    A fragment costs the readers tens of microseconds of each other's time, so the larger the
+    better, as long as every layer still has two for each reader.
+    """
+    return max(fragment_bytes, min(fragment_bytes_max, layer_bytes // (2 * reader_threads)))
 
 
 def slice_block_bytes(slice_bytes: int) -> int:

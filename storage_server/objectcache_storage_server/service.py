@@ -38,9 +38,8 @@ class Service:
         self.pool = BufferPool(storage.fragment_bytes, storage.server_in_flight_bytes_max)
         self.registry = TargetRegistry(storage.targets_bytes_max)
         self.tickets = TicketBook()
-        self.dispatcher = Dispatcher(
-            storage.reader_threads or min(READER_THREADS_MAX, os.cpu_count() or 1)
-        )
+        self.reader_threads = storage.reader_threads or min(READER_THREADS_MAX, os.cpu_count() or 1)
+        self.dispatcher = Dispatcher(self.reader_threads)
         self.draining = False
         self.host_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._executor = ThreadPoolExecutor(ENGINE_THREADS, "engine")

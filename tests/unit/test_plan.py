@@ -22,6 +22,7 @@ from objectcache_storage_server.plan import (
     object_put_plan,
     plan_chunks,
     slice_block_bytes,
+    target_fragment_bytes,
 )
 
 LAYERWISE, CHUNKWISE = DeliveryMode.LAYERWISE, DeliveryMode.CHUNKWISE
@@ -231,3 +232,11 @@ def test_a_slice_is_whole_checksum_blocks(slice_bytes: int, block_bytes: int) ->
 def test_a_large_slice_without_a_usable_divisor_is_refused_with_the_remedy() -> None:
     with pytest.raises(InvalidRequest, match="pad the slice"):
         slice_block_bytes(1_048_583)
+
+
+@pytest.mark.parametrize(
+    ("layer_bytes", "expected"),
+    [(1 << 20, 2 << 20), (16 << 20, 4 << 20), (1 << 30, 8 << 20)],
+)
+def test_a_targets_fragments_grow_with_its_layers(layer_bytes: int, expected: int) -> None:
+    assert target_fragment_bytes(layer_bytes, 2, 2 << 20, 8 << 20) == expected

@@ -33,7 +33,13 @@ from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.deliver import Delivery, DeliveryState
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.mode import choose_mode
-from objectcache_storage_server.plan import ChunkPlan, Plan, RangePlan, plan_chunks
+from objectcache_storage_server.plan import (
+    ChunkPlan,
+    Plan,
+    RangePlan,
+    plan_chunks,
+    target_fragment_bytes,
+)
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport
@@ -143,6 +149,13 @@ def _plan(
         body_bytes=0 if descriptor.rdma_target else payload_bytes,
     )
     fragment_bytes = service.storage.fragment_bytes
+    if descriptor.rdma_target is not None:
+        fragment_bytes = target_fragment_bytes(
+            accepted.layer_bytes,
+            service.reader_threads,
+            fragment_bytes,
+            service.storage.target_fragment_bytes_max,
+        )
     return plan_chunks(descriptor, opened.placements(), mode, fragment_bytes), accepted
 
 
@@ -266,7 +279,10 @@ async def _send_body(
 async def _send_watched(
     service: Service, talk: Conversation, body: BodyDelivery, stream: StreamSocket
 ) -> None:
-    """Send, and stop when the gateway hangs up. A body that cannot be completed is cut."""
+    """Send, and stop when the gateway hangs up. A body that cannot be completed is cut.
+
+    Only a stall ends a body that its client still takes, however long it takes.
+    """
     storage = service.storage
     sending = asyncio.ensure_future(
         body.transport.send(stream, body.payload_bytes, storage.send_stall_timeout_s)
@@ -274,18 +290,12 @@ async def _send_watched(
     watching = asyncio.ensure_future(talk.stream.closed_by_peer())
     why = "the gateway is gone"
     try:
-        await asyncio.wait(
-            {sending, watching},
-            timeout=storage.delivery_timeout_s,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
         if sending.done():
             error = sending.exception()
             if error is None:
                 return
             why = str(error)
-        elif not watching.done():
-            why = f"it took over {storage.delivery_timeout_s:g} s (storage.delivery_timeout_s)"
     finally:
         watching.cancel()
         if not sending.done():

@@ -48,22 +48,21 @@ class OpenFile:
         self.pins = 1
 
     def read(self, offset_bytes: int, target: memoryview) -> None:
-        """Fill `target` (of bytes) from `offset_bytes` on.
+        """Fill `target` (of bytes) from `offset_bytes` on: whole blocks in place, what is left of
+        them at either end through memory of our own.
 
         Raises `FileDamage`, or `OSError`; the target's content is then undefined.
         """
-        length_bytes = len(target)
-        if length_bytes == self.block_bytes and offset_bytes % length_bytes == 0:  # a slice
-            try:
-                read_bytes = os.preadv(self.file_descriptor, (target,), offset_bytes)
-            except OSError:
-                read_bytes = 0  # read again below, which says what is wrong
-            if (
-                read_bytes == length_bytes
-                and block_checksum(target) == self.checksums[offset_bytes // length_bytes]
-            ):
-                return
-        self._read_range(offset_bytes, target)
+        end_bytes = offset_bytes + len(target)
+        assert 0 <= offset_bytes <= end_bytes <= self.size_bytes
+        whole_begin = min(end_bytes, offset_bytes + -offset_bytes % self.block_bytes)
+        whole_end = end_bytes
+        if end_bytes != self.size_bytes:
+            whole_end = max(whole_begin, end_bytes - end_bytes % self.block_bytes)
+        head_bytes, whole_bytes = whole_begin - offset_bytes, whole_end - offset_bytes
+        self._read_part(offset_bytes, target[:head_bytes])
+        self._read_whole(whole_begin, target[head_bytes:whole_bytes])
+        self._read_part(whole_end, target[whole_bytes:])
 
     def verify_and_hash(self, block_bytes: int) -> array[int]:
         """Checksums of the object's blocks of another size, from bytes that match their own.
@@ -84,19 +83,6 @@ class OpenFile:
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.file_descriptor)
-
-    def _read_range(self, offset_bytes: int, target: memoryview) -> None:
-        """Whole blocks in place; what is left of them at either end through memory of our own."""
-        end_bytes = offset_bytes + len(target)
-        assert 0 <= offset_bytes <= end_bytes <= self.size_bytes
-        whole_begin = min(end_bytes, offset_bytes + -offset_bytes % self.block_bytes)
-        whole_end = end_bytes
-        if end_bytes != self.size_bytes:
-            whole_end = max(whole_begin, end_bytes - end_bytes % self.block_bytes)
-        head_bytes, whole_bytes = whole_begin - offset_bytes, whole_end - offset_bytes
-        self._read_part(offset_bytes, target[:head_bytes])
-        self._read_whole(whole_begin, target[head_bytes:whole_bytes])
-        self._read_part(whole_end, target[whole_bytes:])
 
     def _read_whole(self, offset_bytes: int, target: memoryview) -> None:
         block_bytes = self.block_bytes
