@@ -117,7 +117,7 @@ class StorageSettings(_Settings, frozen=True):
     ] = 64 * GIB
     open_objects_max: Annotated[Positive, _doc("open files kept for the next read")] = 4096
     send_stall_timeout_s: Annotated[
-        Seconds, _doc("longest time a client may take no byte of a delivery")
+        Seconds, _doc("longest time a client may take for one fragment of a body")
     ] = 60.0
     delivery_timeout_s: Annotated[Seconds, _doc("longest life of a delivery into a target")] = 600.0
     targets_bytes_max: Annotated[

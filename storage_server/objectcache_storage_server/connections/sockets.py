@@ -108,14 +108,13 @@ class StreamSocket:
         """Send one message."""
         await self.send_all(memoryview(encode_frame(message)))
 
-    async def send_all(self, view: memoryview, stall_timeout_s: float | None = None) -> None:
-        """Send all of `view`. Raises `OSError`, and `TimeoutError` if the peer takes nothing."""
+    async def send_all(self, view: memoryview) -> None:
+        """Send all of `view`. Raises `OSError`."""
         while view:
             try:
                 view = view[self._socket.send(view) :]
             except BlockingIOError:
-                async with asyncio.timeout(stall_timeout_s):
-                    await self.writable()
+                await self.writable()
 
     def send_now(self, data: bytes) -> int:
         """Send what fits without waiting; from any thread. Raises `OSError`."""

@@ -72,7 +72,7 @@ class BodyTransport(Transport):
         """Send the whole payload. Runs in the event loop.
 
         Raises the delivery's error if it failed, and `DeliveryFailed` when the socket's peer is
-        gone or took nothing for `stall_timeout_s`.
+        gone or did not take a piece within `stall_timeout_s`.
         """
         position_bytes = 0
         while position_bytes < payload_bytes:
@@ -95,10 +95,12 @@ class BodyTransport(Transport):
         self, socket: StreamSocket, view: memoryview, stall_timeout_s: float
     ) -> None:
         try:
-            await socket.send_all(view, stall_timeout_s)
+            async with asyncio.timeout(stall_timeout_s):
+                await socket.send_all(view)
         except TimeoutError as error:
             raise DeliveryFailed(
-                f"the client took no byte for {stall_timeout_s:g} s (storage.send_stall_timeout_s)"
+                f"the client did not take {len(view)} bytes in {stall_timeout_s:g} s "
+                "(storage.send_stall_timeout_s)"
             ) from error
         except OSError as error:
             raise DeliveryFailed(f"the client is gone: {error.strerror}") from error
