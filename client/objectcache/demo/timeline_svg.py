@@ -15,6 +15,7 @@ LANE_HEIGHT = 38
 ARRIVALS_Y, COMPUTE_Y = 38, 84  # of the lanes, below the panel's top
 MERGE_PX = 2.0  # arrivals closer than this are one bar
 LABEL_PX = 22.0  # narrower bars carry no layer number
+FIRST_TOKEN_LABEL_PX = 170
 ARRIVAL_FILLS = ("#3d74ae", "#5d92c8")
 COMPUTE_FILLS = ("#c66d1d", "#da8a45")
 TEXT, MUTED, GRID, LANE = "#24292f", "#6b7280", "#e5e7eb", "#f4f5f7"
@@ -148,8 +149,11 @@ def _first_token(ttft_s: float, scale: _Scale, top: float) -> Iterator[str]:
         f'<path d="M{x:.1f} {top + ARRIVALS_Y - 6}V{top + COMPUTE_Y + LANE_HEIGHT + 4}" '
         f'stroke="{FIRST_TOKEN}" stroke-width="2"/>'
     )
-    label = f"first token {ttft_s * 1e3:.0f} ms"
-    yield _text(x, top + 26, label, f'fill="{FIRST_TOKEN}" font-weight="600" text-anchor="end"')
+    label, style = f"first token {ttft_s * 1e3:.0f} ms", f'fill="{FIRST_TOKEN}" font-weight="600"'
+    if x + FIRST_TOKEN_LABEL_PX < WIDTH:  # beside the line, where every layer has arrived
+        yield _text(x + 8, top + ARRIVALS_Y + 24, label, style)
+    else:  # above it, right of the lane's title
+        yield _text(x, top + 26, label, f'{style} text-anchor="end"')
 
 
 def _legend(y: float) -> Iterator[str]:
