@@ -37,7 +37,7 @@ class Volume:
     repeats: int
 
 
-FULL = Volume(896 * MIB, first_layer_chunks=64, put_bytes=256 * MIB, repeats=5)
+FULL = Volume(896 * MIB, first_layer_chunks=64, put_bytes=256 * MIB, repeats=9)
 QUICK = Volume(64 * MIB, first_layer_chunks=16, put_bytes=32 * MIB, repeats=2)
 
 

@@ -109,7 +109,7 @@ class StorageSettings(_Settings, frozen=True):
     deliveries_max: Annotated[Positive, _doc("deliveries at once; more get SlowDown")] = 256
     layerwise_threshold_bytes: Annotated[
         int, msgspec.Meta(ge=0), _doc("payload from which delivery: auto is layerwise")
-    ] = 4 * MIB
+    ] = 8 * MIB
     connections_max: Annotated[Positive, _doc("connections from gateways")] = 1024
     puts_max: Annotated[Positive, _doc("puts at once; more get SlowDown")] = 64
     put_staging_bytes_max: Annotated[
