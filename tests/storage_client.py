@@ -173,6 +173,6 @@ class TargetClient(EventClient):
 def sealed_memory_file(length_bytes: int, seals: int = 0x0002 | 0x0004) -> int:
     """A memory file sealed against shrinking and growing."""
     descriptor = os.memfd_create("objectcache-test", os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, length_bytes)
+    os.posix_fallocate(descriptor, 0, length_bytes)
     fcntl.fcntl(descriptor, 1033, seals)  # F_ADD_SEALS
     return descriptor

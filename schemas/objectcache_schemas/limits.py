@@ -38,6 +38,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     object_bytes_max: Annotated[Positive, Meta(description="of one PUT or one part; S3's own")] = (
         5 * GIB
     )
+    joined_object_bytes_max: Annotated[
+        Positive, Meta(description="of an object that a multipart upload made; S3's own")
+    ] = 5 * TIB
     xml_body_bytes_max: Annotated[
         Positive, Meta(description="of an XML body: a delete of 1,000 keys, 10,000 parts")
     ] = 2 * MIB

@@ -125,7 +125,9 @@ class StorageSettings(_Settings, frozen=True):
     ] = 64 * GIB
     sessions_max: Annotated[Positive, _doc("sessions on the target socket")] = 256
     target_socket_mode: Annotated[
-        str, _doc("permission bits of the target socket, octal; 600 is the server's user only")
+        str,
+        msgspec.Meta(pattern="^[0-7]{3}$"),
+        _doc("permission bits of the target socket, octal; 600 is the server's user only"),
     ] = "600"
     drain_timeout_s: Annotated[
         Seconds, _doc("after SIGTERM, time for deliveries and puts to finish")

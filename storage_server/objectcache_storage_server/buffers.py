@@ -10,8 +10,9 @@ import mmap
 import threading
 
 from objectcache_schemas.errors import Busy
+from objectcache_schemas.limits import MIB
 
-IDLE_BUFFERS_MAX = 32  # kept warm for the next delivery: fresh pages cost more than a copy
+IDLE_BYTES_MAX = 64 * MIB  # kept warm for the next delivery: fresh pages cost more than a copy
 
 
 class BufferPool:
@@ -20,6 +21,7 @@ class BufferPool:
     def __init__(self, buffer_bytes: int, capacity_bytes: int) -> None:
         self.buffer_bytes = buffer_bytes
         self.capacity_bytes = capacity_bytes
+        self._idle_max = min(IDLE_BYTES_MAX, capacity_bytes) // buffer_bytes
         self._promised_bytes = 0
         self._idle: list[memoryview] = []
         self._lock = threading.Lock()
@@ -28,6 +30,12 @@ class BufferPool:
     def promised_bytes(self) -> int:
         """Bytes granted to deliveries that run."""
         return self._promised_bytes
+
+    def charged_bytes(self, length_bytes: int) -> int:
+        """What memory for `length_bytes` takes: whole buffers, but a small piece only itself."""
+        if length_bytes < self.buffer_bytes // 2:
+            return length_bytes
+        return -(-length_bytes // self.buffer_bytes) * self.buffer_bytes
 
     def grant(self, wanted_bytes: int) -> int:
         """Promise up to `wanted_bytes`, but at least one buffer (or all of a smaller wish).
@@ -53,13 +61,13 @@ class BufferPool:
             self._promised_bytes -= granted_bytes
 
     def take(self, length_bytes: int) -> memoryview:
-        """A buffer under a grant, cut to `length_bytes`."""
+        """A buffer under a grant, cut to `length_bytes`, which is at most a buffer's."""
         if length_bytes < self.buffer_bytes // 2:
             return memoryview(bytearray(length_bytes))
         with self._lock:
             buffer = self._idle.pop() if self._idle else None
         if buffer is None:
-            buffer = memoryview(mmap.mmap(-1, max(length_bytes, self.buffer_bytes)))
+            buffer = memoryview(mmap.mmap(-1, self.buffer_bytes))
         return buffer[:length_bytes]
 
     def put(self, view: memoryview) -> None:
@@ -67,7 +75,7 @@ class BufferPool:
         if not isinstance(view.obj, mmap.mmap) or len(view.obj) != self.buffer_bytes:
             return
         with self._lock:
-            if len(self._idle) < IDLE_BUFFERS_MAX:
+            if len(self._idle) < self._idle_max:
                 self._idle.append(memoryview(view.obj))
 
     def __repr__(self) -> str:

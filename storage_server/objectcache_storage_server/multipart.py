@@ -215,7 +215,7 @@ def complete_upload(engine: Engine, request: CompleteUpload, object_bytes_max: i
     size_bytes = sum(part.size_bytes for part in parts)
     if size_bytes > object_bytes_max:
         raise InvalidRequest(
-            f"the object would hold {size_bytes} bytes, limits.object_bytes_max is "
+            f"the object would hold {size_bytes} bytes, limits.joined_object_bytes_max is "
             f"{object_bytes_max}",
             code="EntityTooLarge",
         )

@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.limits import KIB, MIB
 from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, Placement, Read
-
-CHECKSUM_BLOCK_BYTES_MAX = 1 * MIB  # read amplification of a ragged range is at most two of these
-CHECKSUM_BLOCK_BYTES_MIN = 4 * KIB
+from objectcache_storage_server.engines.block_checksums import (
+    BLOCK_BYTES_MAX,
+    BLOCK_BYTES_MIN,
+    block_bytes_within,
+)
 
 
 class Fragment(NamedTuple):
@@ -131,7 +132,7 @@ class ChunkPlan(Plan):
 
     def _pieces_of_slices(self) -> Iterator[Fragment]:
         block_bytes = slice_block_bytes(self.slice_bytes)
-        piece_bytes = max(block_bytes, self.fragment_bytes // block_bytes * block_bytes)
+        piece_bytes = self.fragment_bytes // block_bytes * block_bytes or self.fragment_bytes
         offset_bytes = 0
         for layer, chunk in self._slices():
             for skip in range(0, self.slice_bytes, piece_bytes):
@@ -289,20 +290,17 @@ def target_fragment_bytes(
 
 
 def slice_block_bytes(slice_bytes: int) -> int:
-    """Checksum block for chunks of such slices: the slice itself, or its largest part that is at
-    most CHECKSUM_BLOCK_BYTES_MAX, so that a slice is whole blocks and can be verified alone.
+    """Checksum block for chunks of such slices: `block_bytes_within` a slice, so that a slice is
+    whole blocks and can be verified alone.
 
-    Raises `InvalidRequest` for a larger slice that has no such part.
+    Raises `InvalidRequest` for a slice that cannot be divided.
     """
-    if slice_bytes <= CHECKSUM_BLOCK_BYTES_MAX:
-        return slice_bytes
-    first = -(-slice_bytes // CHECKSUM_BLOCK_BYTES_MAX)
-    for parts in range(first, slice_bytes // CHECKSUM_BLOCK_BYTES_MIN + 1):
-        if slice_bytes % parts == 0:
-            return slice_bytes // parts
+    block_bytes = block_bytes_within(slice_bytes)
+    if block_bytes is not None:
+        return block_bytes
     raise InvalidRequest(
-        f"per_layer_chunk_bytes is {slice_bytes}; above {CHECKSUM_BLOCK_BYTES_MAX} it must have a "
-        f"divisor from {CHECKSUM_BLOCK_BYTES_MIN} to {CHECKSUM_BLOCK_BYTES_MAX}; pad the slice",
+        f"per_layer_chunk_bytes is {slice_bytes}; above {BLOCK_BYTES_MAX} it must have a "
+        f"divisor from {BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}; pad the slice",
         code="InvalidDescriptor",
     )
 

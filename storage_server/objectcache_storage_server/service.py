@@ -14,7 +14,7 @@ from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
 from objectcache_schemas.messages import Health
 from objectcache_schemas.settings import Settings
 from objectcache_storage_server.buffers import BufferPool
-from objectcache_storage_server.deliver import Delivery, Dispatcher
+from objectcache_storage_server.deliver import Dispatcher
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.targets import TargetRegistry
 from objectcache_storage_server.tickets import TicketBook
@@ -43,7 +43,7 @@ class Service:
         self.draining = False
         self.host_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._executor = ThreadPoolExecutor(ENGINE_THREADS, "engine")
-        self._deliveries: set[Delivery] = set()
+        self._deliveries = 0
         self._puts = self._put_bytes = 0
         self._lock = threading.Lock()
 
@@ -58,31 +58,22 @@ class Service:
     # --- deliveries ---
 
     def admit_delivery(self) -> None:
-        """Raise `Busy` or `Unavailable` if no delivery may begin now."""
+        """Count a delivery in, or raise `Busy` or `Unavailable`; `end_delivery` counts it out."""
         if self.draining:
             raise Unavailable("the storage server is stopping")
-        if len(self._deliveries) >= self.storage.deliveries_max:
-            raise Busy(
-                f"{len(self._deliveries)} deliveries are running, "
-                f"storage.deliveries_max is {self.storage.deliveries_max}",
-                retry_after_s=1.0,
-            )
-
-    def start(self, delivery: Delivery) -> None:
-        """Let the readers have it."""
         with self._lock:
-            self._deliveries.add(delivery)
-        self.dispatcher.wake(delivery)
+            if self._deliveries >= self.storage.deliveries_max:
+                raise Busy(
+                    f"{self._deliveries} deliveries are running, "
+                    f"storage.deliveries_max is {self.storage.deliveries_max}",
+                    retry_after_s=1.0,
+                )
+            self._deliveries += 1
 
-    def ended(self, delivery: Delivery) -> None:
-        """The delivery let everything go; from any thread."""
+    def end_delivery(self) -> None:
+        """Count a delivery out: it was not started, or let everything go. From any thread."""
         with self._lock:
-            self._deliveries.discard(delivery)
-
-    @property
-    def deliveries_in_flight(self) -> int:
-        """Deliveries that hold objects or memory."""
-        return len(self._deliveries)
+            self._deliveries -= 1
 
     # --- puts ---
 
@@ -123,7 +114,7 @@ class Service:
         """The state that health checks and the admin view show."""
         return Health(
             engine=self.engine.capabilities.name,
-            deliveries_in_flight=len(self._deliveries),
+            deliveries_in_flight=self._deliveries,
             in_flight_bytes=self.pool.promised_bytes,
             damaged_count=self.engine.damaged_count,
             draining=self.draining,

@@ -21,6 +21,7 @@ TARGETS_PER_SESSION_MAX = 256
 # linux/fcntl.h; Python names F_GET_SEALS but not on every platform it is typed for
 _F_GET_SEALS = 1034
 _F_SEAL_SHRINK = 0x0002
+_STAT_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
 
 
 class Target:
@@ -77,14 +78,17 @@ class TargetRegistry:
     def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> Target:
         """Map a memory file. The caller keeps (and closes) the file descriptor.
 
-        Raises `InvalidRequest` for a file that is not regular, is shorter than `length_bytes`, is
-        not sealed against shrinking (a shrunk file would kill the server that writes to it), or is
-        over the session's budget.
+        Raises `InvalidRequest` for a file that is not regular, is shorter than `length_bytes`, has
+        holes (its client shall pay for its memory, not the server that fills it), is not sealed
+        against shrinking (a shrunk file would kill the server that writes to it), or is over the
+        session's budget.
         """
         if len(owner.targets) >= TARGETS_PER_SESSION_MAX:
             raise InvalidRequest(f"a session may register {TARGETS_PER_SESSION_MAX} targets")
+        if length_bytes <= 0:
+            raise InvalidRequest(f"length_bytes must be 1 or more, got {length_bytes}")
         total_bytes = owner.registered_bytes + length_bytes
-        if not length_bytes > 0 or total_bytes > self._bytes_per_owner_max:
+        if total_bytes > self._bytes_per_owner_max:
             raise InvalidRequest(
                 f"length_bytes: the session's targets would hold {total_bytes} bytes, "
                 f"storage.targets_bytes_max is {self._bytes_per_owner_max}"
@@ -183,6 +187,10 @@ def _check_memory_file(descriptor: int, length_bytes: int) -> None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_size < length_bytes:
         raise InvalidRequest(f"the memory file must be a file of at least {length_bytes} bytes")
+    if status.st_blocks * _STAT_BLOCK_BYTES < length_bytes:
+        raise InvalidRequest(
+            "the memory file has holes; allocate it before it is registered (posix_fallocate)"
+        )
     try:
         seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     except OSError:

@@ -1,12 +1,14 @@
 """Tickets: how an identity that HTTP authenticated joins the target socket.
 
-Pure; time is an argument. A ticket is good once and for a short time.
+Time is an argument. A ticket is good once and for a short time. Safe to use from any thread: engine
+threads issue, the event loop redeems.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 
 from objectcache_schemas.errors import AccessDenied, Busy
 
@@ -20,20 +22,23 @@ class TicketBook:
 
     def __init__(self) -> None:
         self._identities: dict[bytes, tuple[str, float]] = {}  # by hash, in order of expiry
+        self._lock = threading.Lock()
 
     def issue(self, identity: str, now_s: float) -> bytes:
         """A ticket for `identity`. Raises `Busy` when too many are open."""
-        self._forget_expired(now_s)
-        if len(self._identities) >= TICKETS_MAX:
-            raise Busy(f"{TICKETS_MAX} sessions are being opened", retry_after_s=TICKET_LIFE_S)
         ticket = secrets.token_bytes(TICKET_BYTES)
-        self._identities[_digest(ticket)] = (identity, now_s + TICKET_LIFE_S)
+        with self._lock:
+            self._forget_expired(now_s)
+            if len(self._identities) >= TICKETS_MAX:
+                raise Busy(f"{TICKETS_MAX} sessions are being opened", retry_after_s=TICKET_LIFE_S)
+            self._identities[_digest(ticket)] = (identity, now_s + TICKET_LIFE_S)
         return ticket
 
     def redeem(self, ticket: bytes, now_s: float) -> str:
         """The identity behind a ticket, which is void from now on. Raises `AccessDenied`."""
-        self._forget_expired(now_s)
-        entry = self._identities.pop(_digest(ticket), None)
+        with self._lock:
+            self._forget_expired(now_s)
+            entry = self._identities.pop(_digest(ticket), None)
         if entry is None:
             raise AccessDenied("the session ticket is unknown, used or expired; ask for another")
         return entry[0]

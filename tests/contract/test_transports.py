@@ -131,6 +131,8 @@ class BodyHarness(Harness):
         raise AssertionError("the send went through")
 
     def released(self) -> bool:
+        self.transport.release()  # by whoever called `send`, which has ended
+        self.transport.release()
         return self._pool.promised_bytes == 0
 
     def close(self) -> None:

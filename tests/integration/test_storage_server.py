@@ -377,8 +377,10 @@ def test_a_ticket_is_good_once_and_a_stranger_has_none(client: StorageClient) ->
         with pytest.raises(AccessDenied):
             thief.event()
     ticket = client.ask(CreateSession(identity="root"), SessionTicket)
-    with FrameClient(ticket.socket_path) as stranger:
+    with EventClient(ticket.socket_path) as stranger:
         stranger.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with pytest.raises(InvalidRequest, match="not a message"):
+            stranger.event()
         with pytest.raises((EOFError, ConnectionError)):
             stranger.receive_bytes(1)
 
@@ -428,6 +430,29 @@ def test_deliveries_over_the_servers_limits_are_told_to_slow_down(
         with pytest.raises(Busy, match="server_in_flight_bytes_max"):  # noqa: PT012
             for one in held:
                 one.ask(whole, DeliveryAccepted)
+    finally:
+        for one in held:
+            one.close()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_deliveries_over_deliveries_max_are_told_to_slow_down(
+    server: StorageProcess, client: StorageClient, plain: bool
+) -> None:
+    held = [server.connect() for _ in range(8)]
+    slice_of_one = kv_get(Descriptor(KEYS[:1], L, 16, S, LAYERWISE, (0, 1)))
+    try:
+        for one in held:
+            one.ask(slice_of_one, DeliveryAccepted)
+        if plain:
+            client.ask(OpenObject(bucket="kv", key=KEYS[0]), ObjectOpened)
+            client.send(SendBody(offset_bytes=0, length_bytes=10, into_socket=False))
+        else:
+            client.send(slice_of_one)
+        with pytest.raises(Busy, match="deliveries_max"):
+            client.reply(DeliveryAccepted)
+        held[0].ask(CloseObject(), Done)
+        fetch(client, Descriptor(KEYS[:1], L, 16, S, LAYERWISE, (0, 1)))
     finally:
         for one in held:
             one.close()

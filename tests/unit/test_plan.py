@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from random import Random
 
 import numpy as np
@@ -177,11 +176,9 @@ def test_a_descriptor_of_10000_chunks_is_planned_without_listing_its_reads() -> 
     keys = tuple(f"{index:064x}" for index in range(10_000))
     raw = Descriptor(keys, 32, 16, 65_536).to_bytes()
     places = [Placement(index, 0) for index in range(10_000)]
-    started_s = time.perf_counter()
     descriptor = Descriptor.from_bytes(raw, Limits())
     plan = plan_chunks(descriptor, places, LAYERWISE, 2 << 20)
     first = next(plan.fragments())
-    assert time.perf_counter() - started_s < 5  # a hang, not a speed; benchmarks measure that
     assert len(plan.reads(first)) == 32
     assert plan.payload_bytes == 10_000 * 32 * 65_536
 

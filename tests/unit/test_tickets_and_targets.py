@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import tempfile
@@ -142,9 +143,21 @@ def test_a_file_that_could_shrink_is_refused() -> None:
     finally:
         os.close(descriptor)
     with tempfile.TemporaryFile() as file:
-        file.truncate(LENGTH)
+        os.posix_fallocate(file.fileno(), 0, LENGTH)
         with pytest.raises(InvalidRequest, match="F_SEAL_SHRINK"):
             registry.register(owner, file.fileno(), LENGTH)
+
+
+def test_a_file_with_holes_is_refused() -> None:
+    registry, owner = TargetRegistry(1 << 30), TargetOwner("alice")
+    descriptor = os.memfd_create("sparse", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, LENGTH)
+        fcntl.fcntl(descriptor, 1033, 0x0002)  # F_ADD_SEALS, F_SEAL_SHRINK
+        with pytest.raises(InvalidRequest, match="holes"):
+            registry.register(owner, descriptor, LENGTH)
+    finally:
+        os.close(descriptor)
 
 
 def test_a_short_file_a_pipe_and_an_excess_are_refused() -> None:

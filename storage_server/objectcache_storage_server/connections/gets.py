@@ -51,16 +51,12 @@ logger = logging.getLogger("objectcache.storage_server.gets")
 class RunningDelivery:
     """A delivery, and its end as something the event loop can wait for."""
 
-    def __init__(
-        self, service: Service, plan: Plan, opened: OpenObjects, transport: Transport, name: str
-    ) -> None:
-        self._service = service
+    def __init__(self, plan: Plan, opened: OpenObjects, transport: Transport, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         self.delivery = Delivery(plan, opened, transport, self._on_end, name)
 
     def _on_end(self, delivery: Delivery) -> None:
-        self._service.ended(delivery)
         self._loop.call_soon_threadsafe(self.ended.set)
 
     async def cancel(self, why: str) -> None:
@@ -77,6 +73,11 @@ class BodyDelivery:
     transport: BodyTransport
     payload_bytes: int
 
+    async def close(self, why: str) -> None:
+        """End it if it has not ended, and give its memory back."""
+        await self.running.cancel(why)
+        self.transport.release()
+
 
 async def serve_object(service: Service, talk: Conversation, request: OpenObject) -> None:
     """`OpenObject`, then the range that the gateway chose."""
@@ -90,11 +91,14 @@ async def serve_object(service: Service, talk: Conversation, request: OpenObject
         if not isinstance(choice, SendBody):
             await talk.send(Done())
             return
-        body = _start_range(service, opened, info, choice)
+        service.admit_delivery()
     except BaseException:
         opened.close()
         raise
-    await _send_body(service, talk, body, choice)
+    try:
+        await _send_body(service, talk, _start_range(service, opened, info, choice), choice)
+    finally:
+        service.end_delivery()
 
 
 def _start_range(
@@ -102,6 +106,7 @@ def _start_range(
 ) -> BodyDelivery:
     end_bytes = choice.offset_bytes + choice.length_bytes
     if not 0 <= choice.offset_bytes <= end_bytes <= info.size_bytes:
+        opened.close()
         raise InvalidRequest("the range lies outside the object", code="InvalidRange")
     plan = RangePlan(
         opened.placements()[0],
@@ -116,22 +121,17 @@ async def serve_kv_get(service: Service, talk: Conversation, request: KvGet) -> 
     """`KvGet`: plan the delivery, say so, and carry it to its end."""
     descriptor = Descriptor.from_bytes(request.descriptor, service.limits)
     service.admit_delivery()
-    opened = await service.call(_open_prefix, service, request.bucket, descriptor)
     try:
+        opened = await service.call(_open_prefix, service, request.bucket, descriptor)
         plan, accepted = _plan(service, opened, descriptor)
         if descriptor.rdma_target is None:
-            started: BodyDelivery | RunningDelivery = _start_body(
-                service, plan, opened, request.request_id
-            )
+            body = _start_body(service, plan, opened, request.request_id)
+            await _serve_body(service, talk, body, accepted)
         else:
-            started = _start_target(service, plan, opened, request, descriptor.rdma_target)
-    except BaseException:
-        opened.close()
-        raise
-    if isinstance(started, BodyDelivery):
-        await _serve_body(service, talk, started, accepted)
-    else:
-        await _serve_target(service, talk, started, accepted)
+            running = _start_target(service, plan, opened, request, descriptor.rdma_target)
+            await _serve_target(service, talk, running, accepted)
+    finally:
+        service.end_delivery()
 
 
 def _plan(
@@ -207,17 +207,24 @@ def _check_sizes(infos: Sequence[ObjectInfo | None], descriptor: Descriptor) -> 
 
 
 def _start_body(service: Service, plan: Plan, opened: OpenObjects, name: str) -> BodyDelivery:
-    """Begin reading into buffers; at most the delivery's grant runs ahead of the client."""
+    """Begin reading into buffers; at most the delivery's grant runs ahead of the client.
+
+    Takes `opened` over, whether it succeeds or not, as `_start_target` does.
+    """
     wanted_bytes = min(
         max(service.storage.delivery_in_flight_bytes_max, service.storage.fragment_bytes),
-        plan.payload_bytes,
+        service.pool.charged_bytes(plan.payload_bytes),
     )
-    granted_bytes = service.pool.grant(wanted_bytes)
+    try:
+        granted_bytes = service.pool.grant(wanted_bytes)
+    except BaseException:
+        opened.close()
+        raise
     transport = BodyTransport(
         service.pool, granted_bytes, lambda: service.dispatcher.wake(running.delivery)
     )
-    running = RunningDelivery(service, plan, opened, transport, name)
-    service.start(running.delivery)
+    running = RunningDelivery(plan, opened, transport, name)
+    service.dispatcher.wake(running.delivery)
     return BodyDelivery(running, transport, plan.payload_bytes)
 
 
@@ -225,18 +232,22 @@ def _start_target(
     service: Service, plan: Plan, opened: OpenObjects, request: KvGet, asked: MemoryTarget
 ) -> RunningDelivery:
     """Begin reading straight into the client's registered memory."""
-    if asked.transport != SharedMemoryTransport.name:
-        raise Unsupported(
-            f"rdma_target.transport {asked.transport!r} is not served; "
-            f"{SharedMemoryTransport.name!r} is"
-        )
-    lease = service.registry.lease(request.identity, asked, plan.payload_bytes)
+    try:
+        if asked.transport != SharedMemoryTransport.name:
+            raise Unsupported(
+                f"rdma_target.transport {asked.transport!r} is not served; "
+                f"{SharedMemoryTransport.name!r} is"
+            )
+        lease = service.registry.lease(request.identity, asked, plan.payload_bytes)
+    except BaseException:
+        opened.close()
+        raise
     session = lease.target.owner
     assert isinstance(session, Session)
     transport = SharedMemoryTransport(lease, asked.tag, session.post)
-    running = RunningDelivery(service, plan, opened, transport, request.request_id)
+    running = RunningDelivery(plan, opened, transport, request.request_id)
     lease.on_release(running.delivery.fail)
-    service.start(running.delivery)
+    service.dispatcher.wake(running.delivery)
     return running
 
 
@@ -247,11 +258,11 @@ async def _serve_body(
         await talk.send(accepted)
         choice = await talk.receive_body_choice()
         if not isinstance(choice, SendBody):
-            await body.running.cancel("the gateway took no body")
+            await body.close("the gateway took no body")
             await talk.send(Done())
             return
     except BaseException:
-        await body.running.cancel("the gateway is gone")
+        await body.close("the gateway is gone")
         raise
     await _send_body(service, talk, body, choice)
 
@@ -265,7 +276,7 @@ async def _send_body(
         await _send_watched(service, talk, body, talk.stream)
         return
     if descriptor is None:
-        await body.running.cancel("no socket came with SendBody")
+        await body.close("no socket came with SendBody")
         raise InvalidRequest("SendBody with into_socket needs a socket beside it")
     client = StreamSocket(sockets.socket(fileno=descriptor))
     try:
@@ -301,7 +312,7 @@ async def _send_watched(
         if not sending.done():
             sending.cancel()
         await asyncio.gather(sending, watching, return_exceptions=True)
-        await body.running.cancel(why)
+        await body.close(why)
     logger.info("delivery %s was cut: %s", body.running.delivery.name, why)
     talk.give_up()
 

@@ -101,7 +101,7 @@ def _answer_multipart(service: Service, request: GatewayRequest) -> msgspec.Stru
         case CopyPart():
             return Stored(info=multipart.copy_part(engine, request))
         case CompleteUpload():
-            bytes_max = service.limits.object_bytes_max
+            bytes_max = service.limits.joined_object_bytes_max
             return Stored(info=multipart.complete_upload(engine, request, bytes_max))
         case AbortUpload():
             name = multipart.UploadName(request.bucket, request.key, request.upload_id)

@@ -148,7 +148,9 @@ async def _serve_put(
     condition: Condition,
 ) -> Committed | None:
     """Receive one object and commit it; None where the gateway aborted."""
-    bytes_max = service.limits.object_bytes_max if size_bytes is None else size_bytes
+    # A put of unknown length is counted as the largest it may become.
+    unknown_max = min(service.limits.object_bytes_max, service.storage.put_staging_bytes_max)
+    bytes_max = unknown_max if size_bytes is None else size_bytes
     if bytes_max > service.limits.object_bytes_max:
         raise InvalidRequest(
             f"the object has {bytes_max} bytes, limits.object_bytes_max is "
@@ -158,8 +160,7 @@ async def _serve_put(
     block_bytes = (
         slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
     )
-    admitted_bytes = size_bytes or 0
-    service.admit_put(admitted_bytes)
+    service.admit_put(bytes_max)
     staged: Staged | None = None
     try:
         staged = await service.call(service.engine.stage, bucket, key, block_bytes)
@@ -174,7 +175,7 @@ async def _serve_put(
     finally:
         if staged is not None:
             await service.call(staged.discard)
-        service.end_put(admitted_bytes)
+        service.end_put(bytes_max)
 
 
 async def _receive_all(

@@ -18,6 +18,7 @@ from objectcache_storage_server.service import Service
 
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un, less its closing NUL
 BACKLOG = 1024
+CLIENTS_PER_SESSION_MAX = 2  # connections to the target socket, joined or not
 
 logger = logging.getLogger("objectcache.storage_server.server")
 
@@ -112,6 +113,8 @@ class StorageServer:
             del self._connections[task]
 
     async def _serve_client(self, stream: StreamSocket) -> None:
+        if len(self._clients) >= CLIENTS_PER_SESSION_MAX * self._service.storage.sessions_max:
+            return  # most of them have not joined; those have a few seconds to do so
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)

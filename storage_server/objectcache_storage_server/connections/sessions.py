@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError
 from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.messages import (
     PROTOCOL_VERSION,
@@ -23,7 +23,7 @@ from objectcache_schemas.messages import (
     TargetRequest,
 )
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
-from objectcache_storage_server.targets import TargetOwner, TargetRegistry
+from objectcache_storage_server.targets import Target, TargetOwner, TargetRegistry
 from objectcache_storage_server.tickets import TicketBook
 
 JOIN_TIMEOUT_S = 10.0
@@ -43,7 +43,14 @@ class Session(TargetOwner):
         self._unsent = bytearray()
         self._flushing = False
         self._lock = threading.Lock()
+        self._flush_task: asyncio.Task[None] | None = None
         self.broken = asyncio.Event()
+
+    async def stop(self) -> None:
+        """Send nothing more; the socket may be closed when this returns."""
+        if self._flush_task is not None:
+            self._flush_task.cancel()
+            await asyncio.gather(self._flush_task, return_exceptions=True)
 
     def post(self, message: msgspec.Struct) -> None:
         """Send a message from any thread, at once if the socket takes it."""
@@ -63,7 +70,7 @@ class Session(TargetOwner):
                 self._loop.call_soon_threadsafe(self._start_flush)
 
     def _start_flush(self) -> None:
-        self._flush_task = asyncio.ensure_future(self._flush())
+        self._flush_task = asyncio.create_task(self._flush())
 
     async def _flush(self) -> None:
         try:
@@ -87,11 +94,6 @@ class SessionServer:
         self._sessions_max = sessions_max
         self._sessions: set[Session] = set()
 
-    def session_of(self, owner: TargetOwner) -> Session:
-        """The session that registered a target."""
-        assert isinstance(owner, Session)
-        return owner
-
     async def serve(self, socket: StreamSocket) -> None:
         """Carry one client's connection until it ends, then let its targets go."""
         try:
@@ -105,17 +107,22 @@ class SessionServer:
         try:
             await self._serve_until_broken(session, socket)
         finally:
+            await session.stop()
             self._sessions.discard(session)
             for target in list(session.targets.values()):
                 self._registry.release(target, _nothing)
 
     async def _join(self, socket: StreamSocket) -> Session | None:
-        request = await socket.receive_frame(_DECODER)
         try:
+            request = await _receive(socket)
             if not isinstance(request, JoinSession) or request.v != PROTOCOL_VERSION:
                 raise InvalidRequest(f"the first message must be JoinSession, v {PROTOCOL_VERSION}")
             if len(self._sessions) >= self._sessions_max:
-                raise InvalidRequest(f"storage.sessions_max is {self._sessions_max}")
+                raise Busy(
+                    f"{len(self._sessions)} sessions are open, storage.sessions_max is "
+                    f"{self._sessions_max}",
+                    retry_after_s=1.0,
+                )
             identity = self._tickets.redeem(request.ticket, time.monotonic())
         except ObjectCacheError as error:
             await socket.send_frame(error.to_wire())
@@ -141,7 +148,11 @@ class SessionServer:
 
     async def _serve_requests(self, session: Session, socket: StreamSocket) -> None:
         while True:
-            request = await socket.receive_frame(_DECODER)
+            try:
+                request = await _receive(socket)
+            except InvalidRequest as error:
+                session.post(error.to_wire())
+                raise ConnectionEnded from error
             descriptor = socket.take_descriptor()
             try:
                 await self._serve_request(session, request, descriptor)
@@ -156,9 +167,7 @@ class SessionServer:
     ) -> None:
         match request:
             case RegisterTarget() if descriptor is not None:
-                target = await asyncio.to_thread(
-                    self._registry.register, session, descriptor, request.length_bytes
-                )
+                target = await self._register(session, descriptor, request.length_bytes)
                 session.post(TargetRegistered(target_id=target.target_id))
             case ReleaseTarget() if request.target_id in session.targets:
                 released = TargetReleased(target_id=request.target_id)
@@ -166,11 +175,34 @@ class SessionServer:
                 self._registry.release(target, lambda: session.post(released))
             case ReleaseTarget():
                 raise InvalidRequest("target_id is not registered in this session")
-            case _:
+            case RegisterTarget():
                 raise InvalidRequest("RegisterTarget needs a memory file beside it")
+            case _:
+                raise InvalidRequest("the session is joined already")
+
+    async def _register(self, session: Session, descriptor: int, length_bytes: int) -> Target:
+        """Map the file in a thread. A cancelled caller waits for it too: until then the descriptor
+        is in use, and the target is not yet one that the session's end would let go.
+        """
+        registering = asyncio.ensure_future(
+            asyncio.to_thread(self._registry.register, session, descriptor, length_bytes)
+        )
+        try:
+            return await asyncio.shield(registering)
+        except asyncio.CancelledError:
+            await asyncio.wait([registering])
+            raise
 
     def __repr__(self) -> str:
         return f"<SessionServer {len(self._sessions)} sessions>"
+
+
+async def _receive(socket: StreamSocket) -> TargetRequest:
+    """The next request; raises `InvalidRequest` for a frame that holds none."""
+    try:
+        return await socket.receive_frame(_DECODER)
+    except FrameError as error:
+        raise InvalidRequest(f"not a message of the target socket: {error}") from error
 
 
 def _nothing() -> None:

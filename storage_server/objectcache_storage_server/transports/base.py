@@ -46,4 +46,6 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing will write any more: release the memory. A second call has no effect."""
+        """Nothing will write any more: let go of what only writing needed. A second call has no
+        effect.
+        """

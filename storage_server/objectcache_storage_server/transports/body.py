@@ -17,7 +17,8 @@ from objectcache_storage_server.transports.base import Transport
 
 
 class BodyTransport(Transport):
-    """Carries a delivery into a socket; `send` is the sending side.
+    """Carries a delivery into a socket; `send` is the sending side, and whoever calls it calls
+    `release` in the end.
 
     The grant holds at least one fragment. `wake` is called, in the event loop, whenever room has
     come back.
@@ -36,13 +37,13 @@ class BodyTransport(Transport):
         self._complete: set[int] = set()
         self._changed = asyncio.Event()
         self._error: ObjectCacheError | None = None
-        self._closed = False
 
     def reserve(self, offset_bytes: int, length_bytes: int) -> bool:
+        charged_bytes = self._pool.charged_bytes(length_bytes)
         with self._lock:
-            if length_bytes > self._room_bytes:
+            if charged_bytes > self._room_bytes:
                 return False
-            self._room_bytes -= length_bytes
+            self._room_bytes -= charged_bytes
         self._buffers[offset_bytes] = self._pool.take(length_bytes)
         return True
 
@@ -61,9 +62,15 @@ class BodyTransport(Transport):
         self._notify()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._pool.release(self._granted_bytes)
+        """Reading has ended; what was read may still be on its way, so `release` ends the grant."""
+
+    def release(self) -> None:
+        """Nothing reads or sends any more: give the grant back. A second call has no effect."""
+        self._pool.release(self._granted_bytes)
+        self._granted_bytes = 0
+        for view in self._buffers.values():
+            self._pool.put(view)
+        self._buffers.clear()
 
     def _notify(self) -> None:
         self._loop.call_soon_threadsafe(self._changed.set)
@@ -88,7 +95,7 @@ class BodyTransport(Transport):
             position_bytes += len(view)
             self._pool.put(view)
             with self._lock:
-                self._room_bytes += len(view)
+                self._room_bytes += self._pool.charged_bytes(len(view))
             self._wake()
 
     async def _send_piece(
