@@ -18,6 +18,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypedDict
 
+from objectcache.arguments import checked_keys
 from objectcache.channel import requests
 from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
@@ -78,8 +79,9 @@ class KvMethods:
 
     def kv_match(self, *, Bucket: str, ChunkKeys: Sequence[str]) -> KvMatchOutput:
         """How many leading chunks are stored."""
-        reply = core_of(self).channel.call(requests.match(Bucket, ChunkKeys))
-        return {"Matched": parse_match(reply.body, len(ChunkKeys))}
+        keys = checked_keys(ChunkKeys)
+        reply = core_of(self).channel.call(requests.match(Bucket, keys))
+        return {"Matched": parse_match(reply.body, len(keys))}
 
     def kv_put(
         self, *, Bucket: str, ChunkKeys: Sequence[str], KvLayout: KvLayout, Body: Any

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from objectcache.arguments import check_credential, check_layout
 from objectcache.channel import requests
 from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
@@ -51,6 +52,10 @@ class Client:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`tls` replaces the system's certificates and rules for an https endpoint."""
+        check_credential("access_key", access_key)
+        check_credential("secret_key", secret_key)
+        if session_token is not None:
+            check_credential("session_token", session_token)
         key = AccessKey(access_key, secret_key, session_token)
         choice = TransportChoice.parse(transport)
         settings = CoreSettings(region, choice, timeout_s, connections_max, target_bytes_max)
@@ -99,6 +104,7 @@ class Client:
 
         Raises `Conflict` (KvLayoutConflict) where it has another.
         """
+        check_layout(layout)
         self._core.channel.call(requests.put_layout(bucket, layout))
 
     def get_layout(self, bucket: str) -> KvLayout:
@@ -112,6 +118,7 @@ class Client:
         must exist; it may have no layout. Raises `Conflict` (KvLayoutConflict) where its layout is
         another.
         """
+        check_layout(layout)
         if create:
             self._create_kv_bucket(name, layout)
         else:

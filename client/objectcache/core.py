@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from objectcache.arguments import checked_count, checked_seconds
 from objectcache.channel import requests
 from objectcache.channel.access_key import AccessKey
 from objectcache.channel.connections import ConnectionPool
@@ -48,11 +49,9 @@ class CoreSettings:
     target_bytes_max: int
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise InvalidRequest(f"timeout_s must be above 0, got {self.timeout_s}")
-        for name in ("connections_max", "target_bytes_max"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} must be 1 or more, got {getattr(self, name)}")
+        checked_seconds("timeout_s", self.timeout_s)
+        checked_count("connections_max", self.connections_max)
+        checked_count("target_bytes_max", self.target_bytes_max)
 
 
 class ClientCore:

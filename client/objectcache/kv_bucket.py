@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from objectcache.arguments import (
+    checked_choice,
+    checked_keys,
+    checked_layers,
+    checked_seconds,
+    checked_tokens,
+    checked_window,
+)
 from objectcache.channel import requests
 from objectcache.channel.responses import PutResult, parse_match
 from objectcache.core import ClientCore, TransportChoice
@@ -17,10 +25,7 @@ from objectcache.deliveries.fetching import FetchRequest, empty_delivery, fetch
 from objectcache.deliveries.putting import LayerPut, put_chunks
 from objectcache.memory.targets import Target
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, OnMissing
-from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
-
-Choice = TypeVar("Choice", DeliveryMode, OnMissing)
 
 
 class KvBucket:
@@ -32,11 +37,15 @@ class KvBucket:
         self.layout = layout
 
     def chunk_keys(self, tokens: Sequence[int] | npt.NDArray[np.integer] | bytes) -> list[str]:
-        """Keys of the whole chunks of `tokens`, as `KvLayout.chunk_keys` computes them."""
-        return self.layout.chunk_keys(tokens)
+        """Keys of the whole chunks of `tokens`, as `KvLayout.chunk_keys` computes them.
+
+        Raises `InvalidRequest` for text, and for anything but one dimension of token ids.
+        """
+        return self.layout.chunk_keys(checked_tokens(tokens))
 
     def match(self, chunk_keys: Sequence[str]) -> int:
         """How many leading chunks are stored, in one round trip."""
+        chunk_keys = checked_keys(chunk_keys)
         if not chunk_keys:
             return 0
         reply = self._core.channel.call(requests.match(self.name, chunk_keys))
@@ -67,22 +76,27 @@ class KvBucket:
         the client's own memory, `target_bytes_max`) is at a limit.
         """
         started_s = time.monotonic()
-        mode, missing = _choice(DeliveryMode, delivery), _choice(OnMissing, on_missing)
+        chunk_keys = checked_keys(chunk_keys)
+        mode = checked_choice("delivery", DeliveryMode, delivery)
+        missing = checked_choice("on_missing", OnMissing, on_missing)
+        layers = checked_layers(layers, self.layout.num_layers)
+        window_s = checked_window(compute_window_s)
+        timeout_s = self._timeout_s(timeout_s)
         if not chunk_keys:
-            return empty_delivery(self._layers(layers), self.layout.per_layer_chunk_bytes)
+            all_layers = (0, self.layout.num_layers)
+            return empty_delivery(layers or all_layers, self.layout.per_layer_chunk_bytes)
         descriptor = Descriptor(
-            tuple(chunk_keys),
+            chunk_keys,
             self.layout.num_layers,
             self.layout.chunk_tokens,
             self.layout.per_layer_chunk_bytes,
             mode,
             layers,
             missing,
-            compute_window_s,
+            window_s,
         )
         settings = self._core.settings
         choice = settings.transport if transport is None else TransportChoice.parse(transport)
-        timeout_s = settings.timeout_s if timeout_s is None else timeout_s
         return fetch(
             self._core,
             FetchRequest(self.name, descriptor, target, choice, timeout_s, started_s),
@@ -91,13 +105,14 @@ class KvBucket:
     def put(
         self, chunk_keys: Sequence[str], chunks: Any, *, timeout_s: float | None = None
     ) -> PutResult:
-        """Store chunks: uint8[N, num_layers, per_layer_chunk_bytes], or anything with that many
-        bytes, or a list of those.
+        """Store chunks: uint8[N, num_layers, per_layer_chunk_bytes], raw bytes of that length, or a
+        list with one chunk a key.
 
         All become visible together, or none. Chunks that are stored already with the same bytes
         are counted as `existing`. Raises `Conflict` where other bytes are stored under a key,
-        `StorageFull`, `InvalidRequest` where the sizes do not fit.
+        `StorageFull`, `InvalidRequest` where shape or size do not fit.
         """
+        chunk_keys, timeout_s = checked_keys(chunk_keys), self._timeout_s(timeout_s)
         if not chunk_keys:
             return PutResult(stored=0, existing=0)
         descriptor = self._put_descriptor(chunk_keys, DeliveryMode.CHUNKWISE)
@@ -109,34 +124,22 @@ class KvBucket:
         Over plain HTTP to another host the layers are kept and sent at the end, because the
         request's signature covers its body there.
         """
-        descriptor = self._put_descriptor(chunk_keys, DeliveryMode.LAYERWISE)
-        return LayerPut(self._core, self.name, descriptor, timeout_s)
+        descriptor = self._put_descriptor(checked_keys(chunk_keys), DeliveryMode.LAYERWISE)
+        return LayerPut(self._core, self.name, descriptor, self._timeout_s(timeout_s))
 
-    def _put_descriptor(self, chunk_keys: Sequence[str], order: DeliveryMode) -> Descriptor:
+    def _put_descriptor(self, chunk_keys: tuple[str, ...], order: DeliveryMode) -> Descriptor:
         return Descriptor(
-            tuple(chunk_keys),
+            chunk_keys,
             self.layout.num_layers,
             self.layout.chunk_tokens,
             self.layout.per_layer_chunk_bytes,
             order,
         )
 
-    def _layers(self, layers: tuple[int, int] | None) -> tuple[int, int]:
-        first, end = layers or (0, self.layout.num_layers)
-        if not 0 <= first < end <= self.layout.num_layers:
-            raise InvalidRequest(
-                f"layers must be (first, end) with 0 <= first < end <= {self.layout.num_layers}, "
-                f"got {layers}"
-            )
-        return first, end
+    def _timeout_s(self, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return self._core.settings.timeout_s
+        return checked_seconds("timeout_s", timeout_s)
 
     def __repr__(self) -> str:
         return f"<KvBucket {self.name} at {self._core.endpoint.url}, {self.layout!r}>"
-
-
-def _choice(kind: type[Choice], text: str) -> Choice:
-    try:
-        return kind(text)
-    except ValueError:
-        allowed = ", ".join(choice.value for choice in kind)
-        raise InvalidRequest(f"{text!r} is not one of {allowed}") from None

@@ -141,7 +141,7 @@ def test_a_slice_of_a_real_trace_is_replayed_without_a_wrong_byte(
     result, report = replay(served, trace, 40, "--requests", "40", "--concurrency", "4")
     assert result.returncode == 0, result.stdout
     assert report["requests"] == 40
-    assert report["blocks"] == sum(len(r.hash_ids) for r in read_trace(REAL_TRACE, 40))
+    assert report["blocks"] == sum(len(r.hash_ids) for r in read_trace(REAL_TRACE, 40, 512))
     assert 0 < report["matched_blocks"] <= report["expected_blocks"]
 
 
@@ -170,6 +170,38 @@ def test_a_malformed_trace_is_refused_by_line_and_field(served: Served, tmp_path
     assert f"trace {trace}, line 6: " in result.stderr
     assert "$.input_length" in result.stderr
     assert report == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--json", "/proc/none/report.json"), "there is no directory"),
+        (("--json", "/"), "is a directory"),
+        (("--transport", "pigeon"), "transport must be one of"),
+    ],
+)
+def test_wrong_flags_are_refused_before_anything_runs(
+    tmp_path: Path, flags: tuple[str, str], words: str
+) -> None:
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "objectcache.cli", "bench", "replay"),
+            *("--trace", str(trace_of(tmp_path, conversation()))),
+            *("--endpoint", "http://127.0.0.1:1", *flags),
+        ],
+        capture_output=True,
+        text=True,
+        env={
+            **own_environment(),
+            "OBJECTCACHE_ACCESS_KEY": "key",
+            "OBJECTCACHE_SECRET_KEY": "secret",
+        },
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:

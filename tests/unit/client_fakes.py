@@ -247,6 +247,7 @@ class FakeTargetSocket:
         self.hold_releases = False
         self.released: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.refuse: msgspec.Struct | None = None
+        self.refuse_register: msgspec.Struct | None = None
         self._sessions: list[socket.socket] = []
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(str(self.path))
@@ -286,6 +287,9 @@ class FakeTargetSocket:
             case JoinSession():
                 self._sessions.append(sock)
                 sock.sendall(encode_frame(self.refuse or SessionJoined(v=1)))
+            case RegisterTarget() if self.refuse_register is not None:
+                os.close(descriptors[0])
+                sock.sendall(encode_frame(self.refuse_register))
             case RegisterTarget(length_bytes=length_bytes):
                 self.registered_count += 1
                 target_id = self.registered_count.to_bytes(16, "big")

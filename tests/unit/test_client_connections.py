@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from objectcache import Client
 from objectcache.channel.connections import ConnectionPool
 from objectcache.channel.endpoint import Endpoint
 from objectcache.errors import Busy, Conflict, DeliveryFailed, NotFound, Unavailable
@@ -19,6 +20,7 @@ from tests.unit.client_fakes import (
     KEYS,
     LAYOUT,
     FakeGateway,
+    Listener,
     Peer,
     Received,
     chunks_of,
@@ -261,3 +263,22 @@ def test_a_body_of_another_length_than_the_headers_say_is_an_error() -> None:
         with pytest.raises(Exception, match="601 bytes for a payload of 600"):
             KvBucket(client._core, "b", LAYOUT).fetch(KEYS)
         assert "0/32 open" in repr(client._core.channel.pool)
+
+
+def test_tls_to_a_plain_port_is_unavailable_and_says_so() -> None:
+    def answer_in_plain_text(sock: socket.socket) -> None:
+        sock.recv(4096)
+        sock.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+    sock = socket.create_server(("127.0.0.1", 0))
+    port = sock.getsockname()[1]
+    listener = Listener(sock, answer_in_plain_text)
+    url = f"https://127.0.0.1:{port}"
+    try:
+        with (
+            Client(url, access_key="key", secret_key="secret", timeout_s=DEADLINE_S) as client,
+            pytest.raises(Unavailable, match=f"127.0.0.1:{port}: TLS failed"),
+        ):
+            client.create_bucket("b")
+    finally:
+        listener.close()

@@ -71,7 +71,7 @@ def test_only_a_get_without_a_target_may_be_repeated() -> None:
 
 def test_a_put_is_length_descriptor_and_the_callers_own_memory() -> None:
     chunks = np.arange(240, dtype=np.uint8).reshape(2, 3, 40)
-    parts = payload_parts(chunks, 240, "chunks")
+    parts = payload_parts(chunks, (2, 3, 40), "chunks")
     request = requests.put("b", descriptor(delivery=DeliveryMode.CHUNKWISE), parts)
     preamble, payload = request.body
     length_bytes = int.from_bytes(preamble[:4], "big")
@@ -178,21 +178,48 @@ def test_a_wrong_endpoint_is_named(url: str) -> None:
         Endpoint.parse(url)
 
 
-@pytest.mark.parametrize("kind", ["array", "list", "bytes", "strided", "float16"])
-def test_chunks_may_be_anything_with_the_right_bytes(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["array", "list", "bytes", "buffer", "strided", "int8"])
+def test_chunks_may_be_arrays_of_their_shape_or_raw_bytes(kind: str) -> None:
     chunks = np.random.default_rng(1).integers(0, 256, (2, 3, 40), dtype=np.uint8)
     data = {
         "array": chunks,
         "list": [chunks[0], bytes(chunks[1].tobytes())],
         "bytes": chunks.tobytes(),
         "strided": chunks.transpose(1, 0, 2).copy().transpose(1, 0, 2),
-        "float16": chunks.view(np.float16),
+        "buffer": memoryview(bytearray(chunks.tobytes())),
+        "int8": chunks.view(np.int8).data,
     }[kind]
-    assert b"".join(payload_parts(data, 240, "chunks")) == chunks.tobytes()
+    assert b"".join(payload_parts(data, (2, 3, 40), "chunks")) == chunks.tobytes()
 
 
 def test_chunks_of_another_size_are_refused_with_both_sizes() -> None:
     with pytest.raises(InvalidRequest, match=r"239 bytes.*needs 240"):
-        payload_parts(bytes(239), 240, "chunks")
+        payload_parts(bytes(239), (2, 3, 40), "chunks")
     with pytest.raises(InvalidRequest, match="chunks"):
-        payload_parts(object(), 240, "chunks")
+        payload_parts(object(), (2, 3, 40), "chunks")
+
+
+CHUNKS = np.zeros((2, 3, 40), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (CHUNKS.transpose(1, 0, 2), r"shape \(3, 2, 40\).*uint8 of shape \(2, 3, 40\)"),
+        (CHUNKS.reshape(-1), r"shape \(240,\)"),
+        (
+            CHUNKS.view(np.float16),
+            r"float16 of shape \(2, 3, 20\).*view\(numpy\.uint8\)\.reshape\(",
+        ),
+        (np.zeros((2, 3, 40), np.float32), "float32"),
+        (CHUNKS.transpose(1, 0, 2).data, r"shape \(3, 2, 40\)"),
+        ([CHUNKS[0], CHUNKS[1].T], r"chunks\[1\].*shape \(40, 3\).*shape \(3, 40\)"),
+        ([CHUNKS[0], bytes(119)], r"chunks\[1\] holds 119 bytes, the layout needs 120"),
+        ([bytes(60)] * 4, "a list of 4, the layout needs 2"),
+        ([1, 2], r"chunks\[0\]: "),
+        ("text", "chunks: "),
+    ],
+)
+def test_bytes_in_another_order_are_refused_with_both_shapes(data: object, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        payload_parts(data, (2, 3, 40), "chunks")

@@ -10,7 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from objectcache import Client, DeliveryFailed, InvalidRequest, NotFound, PlainTarget, Unavailable
+from objectcache import (
+    Client,
+    DeliveryFailed,
+    InvalidRequest,
+    NotFound,
+    ObjectCacheError,
+    PlainTarget,
+    Unavailable,
+)
 from objectcache.kv_bucket import KvBucket
 from objectcache.memory.landing import Landing
 from objectcache.memory.memory_file import FILE_BYTES_MIN, MemoryFile, file_bytes_for
@@ -242,6 +250,42 @@ def test_a_refused_ticket_is_told_when_shared_memory_is_demanded(server: SharedS
         pytest.raises(Unavailable, match="sessions_max is 0"),
     ):
         bucket_of(client).fetch(KEYS)
+
+
+def test_a_refused_registration_is_not_taken_for_the_answer_to_a_release(
+    server: SharedServer,
+) -> None:
+    server.targets.hold_releases = True
+    with server.client() as client:
+        client.shared_memory_target(1000).close()  # its release stays unanswered
+        server.targets.refuse_register = WireError("InvalidArgument", "storage.targets_max is 1")
+        with pytest.raises(Unavailable, match="targets_max is 1"):
+            client.shared_memory_target(1000)
+        server.targets.refuse_register = None
+        server.targets.answer_release()
+        client.shared_memory_target(1000)
+        assert server.session_requests == 1
+
+
+def test_an_error_answers_a_release_when_nothing_else_waits(server: SharedServer) -> None:
+    server.targets.hold_releases = True
+    ends: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    with server.client() as client:
+        client.shared_memory_target(1000)
+        client._core.sessions.session().release(bytes(16), ends.put)
+        server.targets.send(WireError("NoSuchTarget", "not registered"))
+        assert ends.get(timeout=DEADLINE_S) is False
+
+
+def test_memory_is_withdrawn_when_the_answer_to_a_get_makes_no_sense(server: SharedServer) -> None:
+    server.mode = "sideways"
+    server.targets.hold_releases = True
+    with server.client() as client:
+        with pytest.raises(ObjectCacheError, match="sideways"):
+            bucket_of(client).fetch(KEYS)
+        target = server.next_get().target  # accepted: the server may be writing
+        assert server.targets.released.get(timeout=DEADLINE_S) == target.target_id
+        assert "TargetPool 0/1 free" in repr(client)
 
 
 def test_a_target_that_the_server_lost_falls_back_to_the_body(server: SharedServer) -> None:

@@ -32,7 +32,7 @@ def written(directory: Path, *lines: object) -> Path:
 
 def test_requests_are_read_in_order_up_to_the_number_asked(tmp_path: Path) -> None:
     file = written(tmp_path, GOOD, "", {**GOOD, "timestamp": 28.5, "more": [1]}, "not reached")
-    requests = read_trace(file, 2)
+    requests = read_trace(file, 2, 512)
     assert requests[0] == TraceRequest(27, 1000, 5, (0, 7))
     assert requests[1].arrival_s == 0.0285
 
@@ -43,6 +43,8 @@ def test_requests_are_read_in_order_up_to_the_number_asked(tmp_path: Path) -> No
         ({**GOOD, "timestamp": "27"}, r"line 2: .*\$\.timestamp"),
         ({**GOOD, "timestamp": -1}, r"line 2: .*\$\.timestamp"),
         ({**GOOD, "input_length": 0}, r"line 2: .*\$\.input_length"),
+        ({**GOOD, "input_length": 512}, r"line 2: \$\.input_length 512 makes 1 blocks .* has 2"),
+        ({**GOOD, "input_length": 1025}, r"line 2: \$\.input_length 1025 makes 3 blocks"),
         ({**GOOD, "hash_ids": []}, r"line 2: .*\$\.hash_ids"),
         ({**GOOD, "hash_ids": [1, -2]}, r"line 2: .*\$\.hash_ids\[1\]"),
         ({**GOOD, "hash_ids": [1.5]}, r"line 2: .*\$\.hash_ids\[0\]"),
@@ -56,13 +58,13 @@ def test_a_malformed_line_is_refused_naming_file_line_and_field(
 ) -> None:
     file = written(tmp_path, GOOD, line)
     with pytest.raises(InvalidRequest, match=words) as caught:
-        read_trace(file, 10)
+        read_trace(file, 10, 512)
     assert str(file) in caught.value.message
 
 
 def test_a_missing_trace_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"absent\.jsonl: No such file"):
-        read_trace(tmp_path / "absent.jsonl", 1)
+        read_trace(tmp_path / "absent.jsonl", 1, 512)
 
 
 def test_the_key_of_a_block_depends_on_every_hash_id_up_to_it() -> None:

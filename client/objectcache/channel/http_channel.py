@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from objectcache.channel.connections import Connection, ConnectionPool
 from objectcache.channel.error_xml import ERROR_BODY_BYTES_MAX
 from objectcache.channel.requests import Request
 from objectcache.channel.responses import REPLY_BYTES_MAX, HeaderLookup, parse_error
-from objectcache_schemas.errors import ObjectCacheError, Unavailable
+from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
 
 if TYPE_CHECKING:  # botocore takes long to import, and nobody needs it before the first client
     from objectcache.channel.signing import Signer
@@ -214,7 +215,7 @@ class HttpChannel:
                 request.method, request.target, skip_host=True, skip_accept_encoding=True
             )
             for name, value in headers.items():
-                http.putheader(name, value)
+                _put_header(http, name, value)
             http.endheaders()
             for part in request.body:
                 http.send(part)
@@ -266,8 +267,18 @@ def connect(connection: Connection) -> None:
         try:
             http.connect()
         except OSError as error:
+            http.close()  # a handshake that failed leaves a socket, from which no answer comes
             reason = error.strerror or str(error)
+            if isinstance(error, ssl.SSLError):
+                reason = f"TLS failed: {reason}"
             raise OSError(error.errno, f"{http.host}:{http.port}: {reason}") from error
+
+
+def _put_header(http: http.client.HTTPConnection, name: str, value: str) -> None:
+    try:
+        http.putheader(name, value)
+    except ValueError:  # its text has the value, which may be a credential
+        raise InvalidRequest(f"header {name} would hold characters that HTTP forbids") from None
 
 
 def read_whole(exchange: Exchange) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from rich.progress import Progress
 
 import objectcache
 from objectcache.cli.credentials import Access
+from objectcache.core import TransportChoice
 from objectcache.replay.report import ReplayReport, report_table, summarise
 from objectcache.replay.run import Replay, replay_all
 from objectcache.replay.trace import TraceRequest, read_trace
@@ -43,9 +45,13 @@ class ReplayOptions:
 def run(options: ReplayOptions, access: Access, console: Console) -> int:
     """Replay, print the report, write it as JSON; 1 where a byte was wrong or a request failed.
 
-    Raises `ObjectCacheError` for a wrong trace and a server that cannot be reached.
+    Raises `ObjectCacheError` for a wrong trace and a server that cannot be reached, and before
+    anything has run, for a report that could not be written.
     """
-    requests = read_trace(options.trace, options.requests_max)
+    TransportChoice.parse(options.transport)
+    if options.json_file is not None:
+        _check_writable(options.json_file)
+    requests = read_trace(options.trace, options.requests_max, options.block_tokens)
     if not requests:
         raise InvalidRequest(f"trace {options.trace}: it holds no request")
     layout = replay_layout(options.scale, options.layers, options.block_tokens, options.seed)
@@ -55,6 +61,15 @@ def run(options: ReplayOptions, access: Access, console: Console) -> int:
     if options.json_file is not None:
         options.json_file.write_bytes(_as_json(options, layout, report))
     return 1 if report.failed else 0
+
+
+def _check_writable(file: Path) -> None:
+    if file.is_dir():
+        raise InvalidRequest(f"--json {file}: it is a directory")
+    if not file.parent.is_dir():
+        raise InvalidRequest(f"--json {file}: there is no directory {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise InvalidRequest(f"--json {file}: it may not be written")
 
 
 def _replay(

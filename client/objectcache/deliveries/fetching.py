@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from objectcache.arguments import checked_count
 from objectcache.channel import requests
 from objectcache.channel.http_channel import Exchange
 from objectcache.channel.responses import DeliveryHead, parse_delivery_head
@@ -39,6 +40,11 @@ class FetchRequest:
     def __post_init__(self) -> None:
         if self.target is None:
             return
+        if not isinstance(self.target, Target):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidRequest(
+                f"target must be a PlainTarget or come from client.shared_memory_target, "
+                f"got {type(self.target).__name__}; a writable buffer fits in PlainTarget(buffer)"
+            )
         if self.target.length_bytes < self.payload_bytes:
             raise InvalidRequest(
                 f"the target holds {self.target.length_bytes} bytes, "
@@ -90,8 +96,7 @@ def empty_delivery(layers: tuple[int, int], slice_bytes: int) -> Delivery:
 
 def shared_memory_target(core: ClientCore, length_bytes: int) -> SharedMemoryTarget:
     """Shared memory of the caller's own, registered. Raises `Unavailable`."""
-    if length_bytes < 1:
-        raise InvalidRequest(f"length_bytes must be 1 or more, got {length_bytes}")
+    length_bytes = checked_count("length_bytes", length_bytes)
     session = core.sessions.session()
     region = SharedRegion(MemoryFile(length_bytes))
     region.target_id(session)
@@ -114,8 +119,8 @@ def _fetch_shared(core: ClientCore, request: FetchRequest) -> Delivery:
             session.forget(tag)
             raise
     except BaseException as error:
-        if isinstance(error, ObjectCacheError) and not isinstance(error, Unavailable):
-            landing.settle()  # refused, so nothing was written
+        if _was_refused(error):
+            landing.settle()
         else:
             if request.target is not None:
                 request.target.closing()
@@ -123,6 +128,18 @@ def _fetch_shared(core: ClientCore, request: FetchRequest) -> Delivery:
         raise
     receiver = OutcomeReceiver(exchange, landing, progress, session, tag)
     return _start(core, request, head, progress, landing, receiver, SHARED_MEMORY)
+
+
+def _was_refused(error: BaseException) -> bool:
+    """Whether the error means that the server has not begun a delivery, and never will.
+
+    An outage says nothing of it, nor does a defect: an answer that makes no sense may follow an
+    accepted request, and a proxy's own error stands for a server that may still be writing.
+    """
+    return isinstance(error, ObjectCacheError) and error.code not in (
+        Unavailable.default_code,
+        ObjectCacheError.default_code,
+    )
 
 
 def _memory_target(

@@ -140,6 +140,8 @@ class LayerProgress:
         return None if self._silence_s_max is None else self._changed_s + self._silence_s_max
 
     def _check(self, layer: int) -> None:
+        if not hasattr(layer, "__index__"):
+            raise InvalidRequest(f"layer must be a whole number, got {layer!r}")
         if not self.first_layer <= layer < self.end_layer:
             raise InvalidRequest(
                 f"layer {layer} is not in the delivery, which has the layers from "

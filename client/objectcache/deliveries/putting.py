@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from objectcache.channel import requests
 from objectcache.channel.http_channel import Upload
@@ -20,35 +22,56 @@ def put_chunks(
     core: ClientCore, bucket: str, descriptor: Descriptor, chunks: Any, timeout_s: float | None
 ) -> PutResult:
     """Store a whole payload in the descriptor's order; all chunks become visible, or none."""
-    parts = payload_parts(chunks, descriptor.payload_bytes(len(descriptor.chunk_keys)), "chunks")
+    shape = (
+        len(descriptor.chunk_keys),
+        descriptor.num_layers,
+        descriptor.per_layer_chunk_bytes,
+    )
+    parts = payload_parts(chunks, shape, "chunks")
     reply = core.channel.call(requests.put(bucket, descriptor, parts), timeout_s)
     return parse_reply(reply.body, PutResult, "a put")
 
 
-def payload_parts(data: Any, expected_bytes: int, name: str) -> list[memoryview]:
-    """The bytes of an array, a buffer, or a sequence of those, without joining them.
+def payload_parts(data: Any, shape: tuple[int, ...], name: str) -> list[memoryview]:
+    """The bytes of an array of `shape`, of raw bytes as long, or of a list with one of those for
+    each index of the first axis; without joining them.
 
-    Raises `InvalidRequest` where they are not `expected_bytes` in all.
+    Raises `InvalidRequest` for another shape or length, and for items of more than one byte: bytes
+    in another order would be stored without anybody noticing.
     """
-    pieces: Iterable[Any] = data if isinstance(data, list | tuple) else (data,)
+    if not isinstance(data, list | tuple):
+        return [_part(data, shape, name)]
+    pieces: Sequence[Any] = data
+    if len(pieces) != shape[0]:
+        raise InvalidRequest(f"{name} is a list of {len(pieces)}, the layout needs {shape[0]}")
+    return [_part(piece, shape[1:], f"{name}[{n}]") for n, piece in enumerate(pieces)]
+
+
+def _part(piece: Any, shape: tuple[int, ...], name: str) -> memoryview:
     try:
-        parts = [_byte_view(piece) for piece in pieces]
+        if isinstance(piece, memoryview) or not hasattr(piece, "shape"):
+            piece = memoryview(piece)
+            if (piece.format, piece.ndim) == ("B", 1):
+                return _sized(piece.cast("B"), math.prod(shape), name)
+        array = np.asarray(piece)
+        _check_shape(array, shape, name)
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     except (TypeError, ValueError, BufferError) as error:
         raise InvalidRequest(f"{name}: {error}") from error
-    total_bytes = sum([len(part) for part in parts])
-    if total_bytes != expected_bytes:
-        raise InvalidRequest(f"{name} hold {total_bytes} bytes, the layout needs {expected_bytes}")
-    return parts
 
 
-def _byte_view(piece: Any) -> memoryview:
-    if not isinstance(piece, bytes | bytearray | memoryview):
-        array = np.ascontiguousarray(piece)
-        if array.dtype == object:
-            raise TypeError(f"{type(piece).__name__} holds no bytes")
-        piece = array.reshape(-1).view(np.uint8)
-    view = memoryview(piece)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+def _sized(view: memoryview, expected_bytes: int, name: str) -> memoryview:
+    if len(view) != expected_bytes:
+        raise InvalidRequest(f"{name} holds {len(view)} bytes, the layout needs {expected_bytes}")
+    return view
+
+
+def _check_shape(array: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> None:
+    if array.shape != shape or array.itemsize != 1:
+        raise InvalidRequest(
+            f"{name} is {array.dtype} of shape {array.shape}, the layout needs uint8 of shape "
+            f"{shape}; use .view(numpy.uint8).reshape{shape} where the bytes are in that order"
+        )
 
 
 class LayerPut:
@@ -72,17 +95,19 @@ class LayerPut:
         self.result: PutResult | None = None
 
     def write_layer(self, kv: Any) -> None:
-        """Send the next layer: uint8[N, per_layer_chunk_bytes], or anything with that many bytes.
+        """Send the next layer: uint8[N, per_layer_chunk_bytes], raw bytes of that length, or a list
+        with one slice a chunk.
 
-        The memory may be reused when the call returns. Raises `InvalidRequest` for another size or
-        one layer too many, and whatever the server has against the put, which has failed then.
+        The memory may be reused when the call returns. Raises `InvalidRequest` for another shape or
+        size or one layer too many, and whatever the server has against the put, which has failed
+        then.
         """
         num_layers = self._descriptor.num_layers
         if self._closed or self._written_layers == num_layers:
             state = "the put is closed" if self._closed else f"all {num_layers} layers are written"
             raise InvalidRequest(f"write_layer: {state}")
-        layer_bytes = len(self._descriptor.chunk_keys) * self._descriptor.per_layer_chunk_bytes
-        parts = payload_parts(kv, layer_bytes, f"layer {self._written_layers}")
+        shape = (len(self._descriptor.chunk_keys), self._descriptor.per_layer_chunk_bytes)
+        parts = payload_parts(kv, shape, f"layer {self._written_layers}")
         if self._core.endpoint.protects_bodies:
             self._stream(parts)
         else:

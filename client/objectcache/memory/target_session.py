@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -57,9 +57,7 @@ class _Pending:
     released_id: bytes | None = None
     future: Future[Any] = field(default_factory=Future[Any])
 
-    def is_answered_by(self, message: Message | WireError) -> bool:
-        if isinstance(message, WireError):
-            return True
+    def is_answered_by(self, message: Message) -> bool:
         return isinstance(message, self.reply_type) and (
             getattr(message, "target_id", None) == self.released_id or self.released_id is None
         )
@@ -243,7 +241,7 @@ class TargetSession:
 
     def _answer(self, message: Message | WireError) -> None:
         with self._lock:
-            pending = next((p for p in self._pending if p.is_answered_by(message)), None)
+            pending = _answered(self._pending, message)
             if pending is None:
                 return
             self._pending.remove(pending)
@@ -269,8 +267,20 @@ class TargetSession:
         return f"<TargetSession {state}>"
 
 
+def _answered(waiting: Sequence[_Pending], message: Message | WireError) -> _Pending | None:
+    """The request that a message answers.
+
+    An error names none. A release may stay unanswered for as long as something is being read or
+    written, so an error belongs to the oldest other request, and to a release only when nothing
+    else waits.
+    """
+    if isinstance(message, WireError):
+        return min(waiting, key=lambda pending: pending.released_id is not None, default=None)
+    return next((pending for pending in waiting if pending.is_answered_by(message)), None)
+
+
 def own_host_id() -> str:
-    """This host's boot id; empty where there is none, which no server's is."""
+    """This host's boot id; where there is none, a text that is no server's."""
     try:
         with open(_BOOT_ID) as file:
             return file.read().strip()

@@ -36,23 +36,31 @@ class TraceRequest(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(TraceRequest)
 
 
-def read_trace(file: Path, requests_max: int) -> list[TraceRequest]:
+def read_trace(file: Path, requests_max: int, block_tokens: int) -> list[TraceRequest]:
     """The first `requests_max` requests; empty lines do not count.
 
-    Raises `InvalidRequest` naming the file, the line and the field that is wrong.
+    Raises `InvalidRequest` naming the file, the line and the field that is wrong: `input_length`
+    too where its tokens do not fill as many blocks of `block_tokens` as there are hash ids.
     """
     try:
         with file.open("rb") as lines:
-            return list(islice(_requests(file, lines), requests_max))
+            return list(islice(_requests(file, lines, block_tokens), requests_max))
     except OSError as error:
         raise InvalidRequest(f"trace {file}: {error.strerror}") from error
 
 
-def _requests(file: Path, lines: Iterator[bytes]) -> Iterator[TraceRequest]:
+def _requests(file: Path, lines: Iterator[bytes], block_tokens: int) -> Iterator[TraceRequest]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            yield _DECODER.decode(line)
+            request = _DECODER.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"trace {file}, line {number}: {error}") from error
+        blocks = -(-request.input_length // block_tokens)
+        if blocks != len(request.hash_ids):
+            raise InvalidRequest(
+                f"trace {file}, line {number}: $.input_length {request.input_length} makes "
+                f"{blocks} blocks of {block_tokens} tokens, $.hash_ids has {len(request.hash_ids)}"
+            )
+        yield request

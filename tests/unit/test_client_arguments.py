@@ -1,0 +1,121 @@
+"""Mistakes in what a caller passes are told by the argument's name, and nothing is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from objectcache import Client, InvalidRequest
+from objectcache.channel.access_key import AccessKey
+from objectcache.channel.endpoint import Endpoint
+from objectcache.core import ClientCore
+from objectcache.deliveries.layer_progress import LayerProgress
+from objectcache.kv_bucket import KvBucket
+from tests.unit.client_fakes import KEYS, LAYOUT, FakeGateway
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+def client_of(**arguments: Any) -> Client:
+    return Client(NOWHERE, **{"access_key": "key", "secret_key": "secret"} | arguments)
+
+
+def bucket() -> KvBucket:
+    return KvBucket(client_of()._core, "b", LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"layers": 3}, "layers must be .* got 3"),
+        ({"layers": (0.0, 2.0)}, "layers must be"),
+        ({"layers": (0, 1, 2)}, "layers must be"),
+        ({"layers": ()}, "layers must be"),
+        ({"compute_window_s": "1"}, "compute_window_s must be"),
+        ({"compute_window_s": float("nan")}, "compute_window_s must be"),
+        ({"compute_window_s": [1.0]}, "compute_window_s must be"),
+        ({"timeout_s": -1}, "timeout_s must be .* got -1"),
+        ({"timeout_s": "1"}, "timeout_s must be"),
+        ({"timeout_s": 1e9}, "timeout_s must be .* at most 2000000"),
+        ({"target": bytearray(600)}, r"target must be a PlainTarget .*bytearray"),
+        ({"target": np.empty(600, np.uint8)}, r"target must be .*PlainTarget\(buffer\)"),
+        ({"on_missing": "foo"}, "on_missing must be one of fail, truncate, got 'foo'"),
+        ({"delivery": "foo"}, "delivery must be one of auto, layerwise, chunkwise, got 'foo'"),
+    ],
+)
+def test_a_wrong_argument_of_a_fetch_is_named(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        bucket().fetch(KEYS, **arguments)
+
+
+@pytest.mark.parametrize("keys", ["abcde", b"abcde", 5, None, ["a", 7]])
+def test_one_key_is_no_list_of_keys(keys: Any) -> None:
+    chunks = np.zeros((5, 3, 40), np.uint8)
+    for call in (bucket().match, bucket().fetch, bucket().put_layers):
+        with pytest.raises(InvalidRequest, match="chunk_keys"):
+            call(keys)
+    with pytest.raises(InvalidRequest, match="chunk_keys"):
+        bucket().put(keys, chunks)
+
+
+@pytest.mark.parametrize(
+    "tokens", ["12345678", np.zeros((2, 4), np.int64), [[1, 2], [3, 4]], [[1], [2, 3]], 7]
+)
+def test_tokens_are_one_sequence_of_ids(tokens: Any) -> None:
+    with pytest.raises(InvalidRequest, match="tokens must be one sequence"):
+        bucket().chunk_keys(tokens)
+
+
+def test_tokens_may_be_a_list_an_array_or_bytes() -> None:
+    keys = bucket().chunk_keys(list(range(8)))
+    assert len(keys) == 2
+    assert bucket().chunk_keys(np.arange(8)) == bucket().chunk_keys(bytes(range(8))) == keys
+    assert bucket().chunk_keys([]) == []
+
+
+@pytest.mark.parametrize("layer", [1.0, "0", None])
+def test_a_layer_is_a_whole_number(layer: Any) -> None:
+    with pytest.raises(InvalidRequest, match="layer must be a whole number"):
+        LayerProgress(0, 3).wait(layer, 0)
+
+
+@pytest.mark.parametrize("length_bytes", [1.5, 0, "1", None])
+def test_a_shared_target_has_a_whole_number_of_bytes(length_bytes: Any) -> None:
+    with client_of() as client, pytest.raises(InvalidRequest, match="length_bytes must be"):
+        client.shared_memory_target(length_bytes)
+
+
+@pytest.mark.parametrize("name", ["access_key", "secret_key", "session_token"])
+@pytest.mark.parametrize("value", [7, b"key", "", "pass\nword", "p\u00e4ss"])
+def test_a_wrong_credential_is_named_and_not_shown(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} must be") as caught:
+        client_of(**{name: value})
+    assert "word" not in caught.value.message
+    if name != "session_token":
+        with pytest.raises(InvalidRequest, match=f"{name} must be a string"):
+            client_of(**{name: None})
+
+
+def test_a_header_that_cannot_be_sent_is_named_without_its_value() -> None:
+    with FakeGateway(lambda request, peer: peer.answer()) as gateway:
+        settings = client_of()._core.settings
+        key = AccessKey("hidden\nkey", "secret")
+        core = ClientCore(Endpoint.parse(gateway.url), lambda: key, settings)
+        with pytest.raises(InvalidRequest, match="header authorization") as caught:
+            Client.from_core(core).create_bucket("b")
+        core.close()
+        assert gateway.requests == []
+    assert "hidden" not in caught.value.message
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_layout_is_no_dict(create: bool) -> None:
+    layout: Any = {"num_layers": 3}
+    with client_of() as client:
+        with pytest.raises(InvalidRequest, match="layout must be a KvLayout, got dict"):
+            client.kv_bucket("b", layout, create=create)
+        with pytest.raises(InvalidRequest, match="layout must be a KvLayout"):
+            client.put_layout("b", layout)
