@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     PreconditionFailed,
 )
+from objectcache_schemas.limits import MIB
 from objectcache_schemas.messages import Condition, ObjectAttributes
 from objectcache_storage_server.engines.base import (
     COPY_BYTES,
@@ -27,6 +29,8 @@ from objectcache_storage_server.engines.base import (
     Read,
     StagedPut,
 )
+from objectcache_storage_server.engines.block_checksums import block_checksums
+from objectcache_storage_server.engines.content_etags import content_etag
 from objectcache_storage_server.engines.files import FilesEngine
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.testing import MeteredEngine, SlowEngine
@@ -275,6 +279,44 @@ def test_an_overwrite_replaces_bytes_etag_and_attributes(engine: Engine) -> None
     assert read(engine, "key") == b"newer"
     assert engine.stat(BUCKET.name, "key") == committed.info
     assert stored_keys(engine) == ["key"]
+
+
+# --- ETags of the content ---
+
+
+def test_a_put_without_an_etag_gets_one_of_its_content(engine: Engine) -> None:
+    data = content("chunk", 10_007)
+    same = [put(engine, key, data, etag="", block_bytes=1000).info.etag for key in ("a", "b")]
+    others = [
+        put(engine, "c", other, etag="", block_bytes=1000).info.etag
+        for other in (b"", data[:-1], data[:-1] + b"x", data[1000:2000], data + bytes(1))
+    ]
+    assert same[0] == same[1] == engine.stat(BUCKET.name, "a").etag
+    assert len({same[0], *others}) == 6
+    assert all(re.fullmatch("[0-9a-f]{32}-1", etag) for etag in (same[0], *others))
+
+
+def test_the_etag_of_the_content_is_the_same_in_every_engine(engine: Engine) -> None:
+    assert put(engine, "empty", b"", etag="").info.etag == content_etag(0, [])
+    for unit_bytes, block_bytes in ((1000, 1000), (3 * MIB // 2, 3 * MIB // 4)):
+        data = content(unit_bytes, 2 * unit_bytes + 1)
+        checksums = block_checksums(memoryview(data), block_bytes)
+        etag = put(engine, "key", data, etag="", block_bytes=unit_bytes).info.etag
+        assert etag == content_etag(len(data), checksums)
+
+
+def test_an_overwrite_changes_the_etag_of_the_content(engine: Engine) -> None:
+    first, other, again = (
+        put(engine, "key", data, etag="").info.etag for data in (b"one", b"two", b"one")
+    )
+    assert first == again != other
+    assert engine.stat(BUCKET.name, "key").etag == again
+
+
+def test_an_immutable_object_keeps_the_etag_it_was_stored_with(engine: Engine) -> None:
+    put(engine, "key", b"data", etag="given")
+    kept = put(engine, "key", b"data", IMMUTABLE, etag="")
+    assert (kept.existed, kept.info.etag) == (True, "given")
 
 
 # --- conditions ---

@@ -315,7 +315,7 @@ def test_an_index_that_cannot_be_read_is_named_and_the_directory_let_go(
         connection.close()
     before = open_descriptors()
     for _ in range(2):
-        with pytest.raises(Unavailable, match=r"index\.sqlite3"):
+        with pytest.raises(Unavailable, match="index"):
             FilesEngine(data_dir, 64)
     assert open_descriptors() == before
 
@@ -490,8 +490,23 @@ def test_closing_lets_every_descriptor_go(data_dir: Path) -> None:
     ],
 )
 def test_system_errors_are_translated_by_what_a_caller_can_do(
-    number: int, error_class: type[ObjectCacheError]
+    number: int, error_class: type[ObjectCacheError], caplog: pytest.LogCaptureFixture
 ) -> None:
-    error = as_our_error(OSError(number, os.strerror(number)), "write /data/objects/00/1")
+    path = "/data/objects/00/1"
+    cause = OSError(number, os.strerror(number), path)
+    error = as_our_error(cause, "write an object", path)
     assert type(error) is error_class
-    assert str(error).startswith(f"write /data/objects/00/1: {os.strerror(number)}")
+    assert str(error).startswith(f"write an object: {os.strerror(number)}")
+    assert path not in str(error)
+    assert path in caplog.text
+
+
+def test_what_is_stored_is_for_the_servers_own_user_only(
+    engine: FilesEngine, data_dir: Path
+) -> None:
+    put(engine, "key", b"data")
+    assert data_dir.stat().st_mode & 0o777 == 0o700
+    modes = {path.name: path.stat().st_mode & 0o777 for path in data_dir.glob("index.sqlite3*")}
+    assert modes == dict.fromkeys(
+        ("index.sqlite3", "index.sqlite3-shm", "index.sqlite3-wal"), 0o600
+    )

@@ -60,7 +60,11 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagedPut:
-    """A staged object with what will be stored beside its bytes."""
+    """A staged object with what will be stored beside its bytes.
+
+    An empty `etag` asks the commit for `content_etags.content_etag` of what was written: the same
+    bytes in stored blocks of the same size have the same one in every engine.
+    """
 
     staged: Staged
     etag: str
@@ -194,8 +198,9 @@ class Engine(ABC):
         """Make all visible together, durably, or none. The keys are of one bucket and distinct.
 
         Returns only when a crash can no longer lose them. Under `condition.immutable` a key that
-        is stored already with the same bytes is left as it is and counts as a success. On any
-        error nothing is visible and every staged object is discarded. Raises
+        is stored already with the same bytes is left as it is, with its ETag, and counts as a
+        success. A put without an ETag is stored with one made from its content. On any error
+        nothing is visible and every staged object is discarded. Raises
         `PreconditionFailed`, `Conflict` (ContentConflict), `StorageFull`; NotFound (NoSuchKey)
         for `condition.etag` without an object. A key in a bucket with a KV layout is always
         immutable, and an object of another size than the layout's chunks raises `InvalidRequest`

@@ -11,26 +11,33 @@ import xxhash
 
 from objectcache_schemas.limits import KIB, MIB
 
-BLOCK_BYTES_MIN = 64 * KIB  # smaller blocks cost more per byte; used only where a caller asks
+BLOCK_BYTES_MIN = 4 * KIB  # smaller blocks cost more per byte; used only where a caller asks
 BLOCK_BYTES_MAX = 1 * MIB  # a read of one byte verifies a whole block
 
 block_checksum = xxhash.xxh3_64_intdigest
 
 
-def stored_block_bytes(checksum_block_bytes: int) -> int:
-    """The block size to store for objects that are written in multiples of `checksum_block_bytes`.
+def block_bytes_within(unit_bytes: int) -> int | None:
+    """The block size for what is written and read in units of `unit_bytes`.
 
-    The same, or where that is over BLOCK_BYTES_MAX its largest divisor from BLOCK_BYTES_MIN to
-    BLOCK_BYTES_MAX; a number without such a divisor stays as it is.
+    The unit itself, or where that is over BLOCK_BYTES_MAX its largest divisor from BLOCK_BYTES_MIN
+    to BLOCK_BYTES_MAX, so that a unit is whole blocks; None where it has no such divisor.
     """
-    assert checksum_block_bytes > 0
-    if checksum_block_bytes <= BLOCK_BYTES_MAX:
-        return checksum_block_bytes
-    fewest = -(-checksum_block_bytes // BLOCK_BYTES_MAX)
-    for count in range(fewest, checksum_block_bytes // BLOCK_BYTES_MIN + 1):
-        if checksum_block_bytes % count == 0:
-            return checksum_block_bytes // count
-    return checksum_block_bytes
+    assert unit_bytes > 0
+    if unit_bytes <= BLOCK_BYTES_MAX:
+        return unit_bytes
+    fewest = -(-unit_bytes // BLOCK_BYTES_MAX)
+    for count in range(fewest, unit_bytes // BLOCK_BYTES_MIN + 1):
+        if unit_bytes % count == 0:
+            return unit_bytes // count
+    return None
+
+
+def stored_block_bytes(checksum_block_bytes: int) -> int:
+    """The block size to store for objects that are written in multiples of `checksum_block_bytes`:
+    `block_bytes_within` it, or itself where it cannot be divided.
+    """
+    return block_bytes_within(checksum_block_bytes) or checksum_block_bytes
 
 
 def block_count(size_bytes: int, block_bytes: int) -> int:

@@ -144,15 +144,15 @@ class FilesEngine(Engine):
         # Half is left for sockets, for puts, and for files that are pinned but no longer cached.
         self._cache = OpenFileCache(min(open_objects_max, raise_open_files_limit() // 2))
         with contextlib.ExitStack() as opened:
-            with translated(f"create {data_dir}"):
-                data_dir.mkdir(parents=True, exist_ok=True)
+            with translated(f"create {data_dir}", data_dir):
+                data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(data_dir.parent)
             opened.callback(os.close, lock_folder(data_dir))
             self._index = FilesIndex(data_dir / "index.sqlite3", self._count_damaged)
             opened.callback(self._index.close)
             self._files = ObjectFiles(data_dir / "objects")
             opened.callback(self._files.close)
-            with translated(f"flush {data_dir}"):
+            with translated("flush the data directory", data_dir):
                 sync_folder(data_dir)
             self._recover()
             self._opened = opened.pop_all()
@@ -200,7 +200,8 @@ class FilesEngine(Engine):
         key_bytes(key)
         self._bucket_row(bucket)
         staged = self._with_descriptors(
-            f"create a file below {self._data_dir}",
+            "create an object's file",
+            self._data_dir,
             lambda: FilesStaged(
                 self._files, bucket, key, checksum_block_bytes, self._staged.discard
             ),
@@ -304,7 +305,7 @@ class FilesEngine(Engine):
         except FileNotFoundError as error:
             raise _FileGone(version) from error
         except OSError:
-            return self._with_descriptors(f"open {path}", lambda: OpenFile(path, version))
+            return self._with_descriptors("open an object", path, lambda: OpenFile(path, version))
 
     def unpin(self, files: Iterable[OpenFile]) -> None:
         """Let files go that `open_many` pinned."""
@@ -320,7 +321,7 @@ class FilesEngine(Engine):
         """What a failed read raises; damage drops the version that was read."""
         version = file.version
         if isinstance(error, OSError):
-            return as_our_error(error, f"read {self._files.path(version.object_id)}")
+            return as_our_error(error, "read an object", self._files.path(version.object_id))
         self._drop_damaged(version, str(error))
         return DamagedData(f"{version.info.key!r} is damaged: {error}", key=version.info.key)
 
@@ -369,13 +370,13 @@ class FilesEngine(Engine):
             except OSError as error:
                 log.warning("%s stays until the next start: %s", self._files.path(object_id), error)
 
-    def _with_descriptors(self, operation: str, action: Callable[[], T]) -> T:
+    def _with_descriptors(self, operation: str, path: str | Path, action: Callable[[], T]) -> T:
         """Do what opens a file; where descriptors have run out, close idle files and try again."""
         try:
             return action()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise as_our_error(error, operation) from error
+                raise as_our_error(error, operation, path) from error
         self._cache.clear()
-        with translated(operation):
+        with translated(operation, path):
             return action()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from objectcache_schemas.messages import Condition, ObjectInfo
 from objectcache_storage_server.engines.base import Committed, StagedPut
 from objectcache_storage_server.engines.commit_rules import Verdict, check_fits_layout, judge
+from objectcache_storage_server.engines.content_etags import content_etag
 from objectcache_storage_server.engines.files_index import FilesIndex
 from objectcache_storage_server.engines.index_records import BucketRow, Version
 from objectcache_storage_server.engines.object_files import ObjectFiles
@@ -32,7 +33,7 @@ class NewVersion:
         info = ObjectInfo(
             key=staged.key,
             size_bytes=staged.size_bytes,
-            etag=put.etag,
+            etag=put.etag or content_etag(staged.size_bytes, staged.checksums),
             modified_s=modified_s,
             attributes=put.attributes,
         )
@@ -138,7 +139,7 @@ class FilesCommit:
     def _compare(self, stored: Version, new: FilesStaged) -> bool:
         """Read the stored bytes and hash them in the new blocks; raises `FileDamage`."""
         path = self._files.path(stored.object_id)
-        with translated(f"read {path}"):
+        with translated("read an object", path):
             try:
                 file = OpenFile(path, stored)
             except FileNotFoundError as error:

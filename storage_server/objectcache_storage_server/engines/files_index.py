@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -32,8 +34,11 @@ from objectcache_storage_server.engines.index_records import (
 )
 from objectcache_storage_server.engines.keys import key_bytes, scan_bounds
 from objectcache_storage_server.engines.space_reserve import SpaceReserve
+from objectcache_storage_server.engines.system_errors import translated
 
 T = TypeVar("T")
+
+log = logging.getLogger("objectcache.storage_server.engines.files_index")
 
 SCHEMA_VERSION = 1
 LOOKUP_KEYS = 256  # keys of one statement; fewer are padded, so that one statement is prepared
@@ -88,6 +93,7 @@ class FilesIndex:
         self._reserve = SpaceReserve(path.with_name("reserve"), RESERVE_BYTES)
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
+        _create_private(path)
         with contextlib.ExitStack() as opened, self._translated("open"):
             self._writer = opened.enter_context(contextlib.closing(_connect(path)))
             _tune(self._writer)
@@ -189,16 +195,18 @@ class FilesIndex:
             raise self._as_our_error(error, operation) from error
 
     def _as_our_error(self, error: sqlite3.Error, operation: str) -> ObjectCacheError:
+        log.warning("%s %s: %s", operation, self._path, error)  # clients are not told the path
+        what = f"{operation} the index: {error}"
         # The low byte is the primary code; an error of the module itself has none.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code == sqlite3.SQLITE_FULL:
-            return StorageFull(f"{operation} {self._path}: {error}; delete objects or add space")
+            return StorageFull(f"{what}; delete objects or add space")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return Unavailable(
-                f"{operation} {self._path}: {error}; the index is damaged: stop the server and "
-                f"remove {self._path.parent} to start empty"
+                f"{what}; the index is damaged: stop the server and remove its data directory "
+                f"(server.data_dir) to start empty"
             )
-        return Unavailable(f"{operation} {self._path}: {error}")
+        return Unavailable(what)
 
 
 class IndexView:
@@ -333,7 +341,7 @@ class IndexChange(IndexView):
     def add(self, versions: Iterable[Version]) -> None:
         """Add versions, in place of what is stored under their keys."""
         self._connection.executemany(
-            "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)",
+            _INSERT,
             map(row_of_version, versions),
         )
 
@@ -352,6 +360,15 @@ class IndexChange(IndexView):
             if row is not None and version_of_row(*where, *row) is None:
                 self._connection.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", where)
                 self.dropped_keys.append(key)
+
+
+def _create_private(path: Path) -> None:
+    """Create the database's file where it is missing; SQLite gives its other files the same mode.
+
+    To be called before any connection: closing a descriptor of the file would drop SQLite's locks.
+    """
+    with translated("create the index", path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _connect(path: Path) -> sqlite3.Connection:

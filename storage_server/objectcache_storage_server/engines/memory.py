@@ -26,6 +26,10 @@ from objectcache_storage_server.engines.base import (
     Staged,
     StagedPut,
 )
+from objectcache_storage_server.engines.block_checksums import (
+    block_checksums,
+    stored_block_bytes,
+)
 from objectcache_storage_server.engines.bucket_rules import (
     bucket_exists,
     bucket_not_empty,
@@ -39,6 +43,7 @@ from objectcache_storage_server.engines.commit_rules import (
     check_fits_layout,
     judge,
 )
+from objectcache_storage_server.engines.content_etags import content_etag
 from objectcache_storage_server.engines.keys import key_bytes
 
 
@@ -183,7 +188,7 @@ class MemoryEngine(Engine):
         info = ObjectInfo(
             key=put.staged.key,
             size_bytes=len(data),
-            etag=put.etag,
+            etag=put.etag or _etag_of(data, put.staged.checksum_block_bytes),
             modified_s=self._clock(),
             attributes=put.attributes,
         )
@@ -248,3 +253,8 @@ class MemoryEngine(Engine):
         if bucket is None:
             raise no_such_bucket(name)
         return bucket
+
+
+def _etag_of(data: bytes, checksum_block_bytes: int) -> str:
+    block_bytes = stored_block_bytes(checksum_block_bytes)
+    return content_etag(len(data), block_checksums(memoryview(data), block_bytes))

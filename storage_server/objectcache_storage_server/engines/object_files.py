@@ -27,8 +27,9 @@ class ObjectFiles:
 
     def __init__(self, root: Path) -> None:
         self._folders = [str(root / f"{number:02x}") for number in range(FOLDERS)]
-        with translated(f"create the folders of {root}"):
-            root.mkdir(exist_ok=True)
+        self._root = root
+        with translated("create the folders of object files", root):
+            root.mkdir(mode=0o700, exist_ok=True)
             for folder in self._folders:
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             sync_folder(root)
@@ -59,7 +60,7 @@ class ObjectFiles:
         """Flush the files (id, file descriptor) and their names to the device."""
         by_folder = {self._folder(object_id) for object_id, _ in files}
         file_descriptors = [file_descriptor for _, file_descriptor in files]
-        with translated("flush object files"):
+        with translated("flush object files", self._root):
             for _ in self._sync_pool.map(os.fdatasync, file_descriptors):
                 pass
             for folder in by_folder:
@@ -68,7 +69,7 @@ class ObjectFiles:
     def sizes(self) -> dict[int, int]:
         """Size in bytes of every object file, by id. What has no place here is not ours."""
         found: dict[int, int] = {}
-        with translated("list the object files"):
+        with translated("list the object files", self._root):
             for folder in self._folders:
                 with os.scandir(folder) as entries:
                     for entry in entries:
@@ -107,7 +108,7 @@ def lock_folder(folder: Path) -> int:
     Raises `Unavailable` where another engine holds it.
     """
     path = folder / "lock"
-    with translated(f"open {path}"):
+    with translated("open the data directory's lock", path):
         file_descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -51,7 +51,7 @@ class FilesStaged(Staged):
         first = offset_bytes // self.block_bytes
         checksums = array("Q", block_checksums(data, self.block_bytes))
         self._checksums[first : first + len(checksums)] = checksums
-        with translated(f"write {self._files.path(self.object_id)}"):
+        with translated("write an object", self._files.path(self.object_id)):
             self._write(offset_bytes, data)
         self._written_bytes += len(data)
 
