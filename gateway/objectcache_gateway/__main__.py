@@ -19,9 +19,10 @@ from objectcache_gateway.signing.credentials import (
     load_or_create_root,
 )
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
-from objectcache_schemas.settings import Settings, parse_command_line
+from objectcache_schemas.settings import GatewaySettings, Settings, parse_command_line
 
 DESCRIPTION = "Run ObjectCache's gateway: S3 and the KV extension over HTTP."
+OTHER_DESCRIPTORS = 64  # listener, event loop, logs, and sockets on their way to the storage server
 
 logger = logging.getLogger("objectcache.gateway")
 
@@ -63,11 +64,26 @@ def _read_stdin(stop: asyncio.Event) -> None:
         stop.set()
 
 
-def raise_descriptor_limit() -> None:
-    """Use as many file descriptors as the system allows this process; connections need them."""
+def raise_descriptor_limit() -> int:
+    """Use as many file descriptors as the system allows this process; returns how many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def warn_of_descriptor_limit(descriptors_max: int, gateway: GatewaySettings) -> None:
+    """Log a warning where the descriptors do not suffice for the connections that are allowed."""
+    connections_max = gateway.connections_max + gateway.storage_connections_max
+    if descriptors_max < connections_max + OTHER_DESCRIPTORS:
+        logger.warning(
+            "%d file descriptors do not suffice for gateway.connections_max and "
+            "gateway.storage_connections_max, which are %d together; raise the hard limit "
+            "(ulimit -Hn) or lower the settings",
+            descriptors_max,
+            connections_max,
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
             level=settings.gateway.log_level.upper(),
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
-        raise_descriptor_limit()
+        warn_of_descriptor_limit(raise_descriptor_limit(), settings.gateway)
         data_dir = settings.data_dir if settings.server.data_dir else None
         root = load_or_create_root(data_dir, os.environ)
         uvloop.run(run(settings, root, namespace.exit_with_stdin))

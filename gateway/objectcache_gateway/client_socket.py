@@ -19,14 +19,18 @@ _BYTES_ACKED_OFFSET = 120
 def duplicate(transport: asyncio.BaseTransport) -> int | None:
     """A duplicate of a plain TCP connection's descriptor, which the caller closes.
 
-    None where there is none that bytes may be written to directly: TLS, or a closed connection.
+    None where there is none that bytes may be written to directly: TLS, a closed connection, or no
+    descriptor left.
     """
     if transport.get_extra_info("sslcontext") is not None:
         return None
     connected = transport.get_extra_info("socket")
     if connected is None or connected.fileno() < 0 or transport.is_closing():
         return None
-    return os.dup(connected.fileno())
+    try:
+        return os.dup(connected.fileno())
+    except OSError:
+        return None
 
 
 def cut(transport: asyncio.Transport) -> None:
@@ -39,7 +43,10 @@ def cut(transport: asyncio.Transport) -> None:
 
 
 def acked_bytes(transport: asyncio.BaseTransport) -> int | None:
-    """Bytes that the client's system has acknowledged since the connection began."""
+    """Bytes that the client's system has acknowledged since the connection began.
+
+    None where this system does not say.
+    """
     connected = transport.get_extra_info("socket")
     try:
         info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
@@ -53,7 +60,8 @@ def acked_bytes(transport: asyncio.BaseTransport) -> int | None:
 class SendWatch:
     """Cuts a connection whose client acknowledges no byte for `timeout_s` while it is entered.
 
-    It asks the system, so it sees bytes of this process and of one that holds a duplicate.
+    It asks the system, so it sees bytes of this process and of one that holds a duplicate. Where
+    the system gives no figure nothing is known against the client, and it is not cut.
     """
 
     def __init__(self, transport: asyncio.Transport | None, timeout_s: float) -> None:
@@ -87,7 +95,7 @@ class SendWatch:
         if self._transport.is_closing():
             return
         now_bytes = acked_bytes(self._transport)
-        if now_bytes != self._acked_bytes:
+        if now_bytes is None or now_bytes != self._acked_bytes:
             self._acked_bytes, self._checks_without_progress = now_bytes, 0
         else:
             self._checks_without_progress += 1

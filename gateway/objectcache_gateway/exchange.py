@@ -68,6 +68,7 @@ class Exchange:
         self.request_id = new_request_id()
         self.received_bytes = 0
         self.sent_bytes = 0
+        self.body_stalled = False  # the request's body stopped arriving
         self.response: web.StreamResponse | None = None  # once its head is on the wire
         self._head: RequestHead | None = None
         self._asked: Asked | None = None
@@ -158,6 +159,7 @@ class Exchange:
                 async with asyncio.timeout(stall_timeout_s):
                     data = await content.readany()
             except TimeoutError as error:
+                self.body_stalled = True
                 raise InvalidRequest(
                     f"no byte of the body arrived for {stall_timeout_s:g} s", code="RequestTimeout"
                 ) from error

@@ -46,10 +46,10 @@ from objectcache_schemas.settings import Settings
 LINE_BYTES_MAX = 32 << 10
 HEADER_NAME_BYTES = 1 << 10  # beside a descriptor of the largest size, so that its own limit speaks
 READ_BUFFER_BYTES = 256 << 10
-# What a client may still send after an early answer, so that it reads the answer rather than a
-# reset: first so little that the connection lives on, then this much before it is closed.
-DRAIN_KEEPING_BYTES_MAX = 64 << 10
-DRAIN_CLOSING_BYTES_MAX = 8 << 20
+# A connection lives on after an early answer where no more than this of the body is to come.
+REST_KEEPING_BYTES_MAX = 64 << 10
+# What a client may still send after an early answer, so that it reads the answer and not a reset.
+DRAIN_BYTES_MAX = 8 << 20
 DRAIN_TIMEOUT_S = 2.0
 REFUSED_CONNECTIONS_FACTOR = 2  # above this multiple of connections_max there is not even an answer
 
@@ -193,12 +193,15 @@ class Gateway:
             response = await self._respond(exchange)
             await self._finish(exchange, response)
             status = response.status
-            return response
         finally:
             self._requests_in_flight -= 1
             if not self._requests_in_flight:
                 self._none_in_flight.set()
             log_access(exchange, status, time.monotonic() - started_s)
+        # The request is answered, so what its client still sends takes no other request's place.
+        # aiohttp closes the connection where the body's end is not reached.
+        await _drain(request)
+        return response
 
     async def _respond(self, exchange: Exchange) -> web.StreamResponse:
         """The handler's response, or that of its error. Cuts the connection where an error comes
@@ -208,8 +211,7 @@ class Gateway:
             return await self._serve(exchange)
         except ObjectCacheError as error:
             failure = error
-            if error.row.http_status >= 500:
-                logger.warning("request %s: %r", exchange.request_id, error)
+            _log_failure(exchange, error)
         except ConnectionError:
             raise  # the client is gone; the storage connection's own are translated
         except Exception:
@@ -263,10 +265,10 @@ class Gateway:
         exchange.establish(head, query, Asked(address, operation, authenticated, identity))
 
     async def _finish(self, exchange: Exchange, response: web.StreamResponse) -> None:
-        """Send what is left of the response, and settle what is left of the request's body."""
+        """Send what is left of the response, and say in it whether the connection goes on."""
         request = exchange.request
         if exchange.response is None:
-            if not await _is_body_settled(exchange):
+            if not _connection_can_go_on(exchange):
                 response.force_close()
             if isinstance(response, web.Response) and response.body is not None:
                 exchange.sent_bytes = response.content_length or 0
@@ -277,8 +279,6 @@ class Gateway:
             if exchange.response is None:
                 await exchange.start(response)
             await response.write_eof()
-        if not request.content.at_eof():
-            await _drain(request, DRAIN_CLOSING_BYTES_MAX)
 
     def __repr__(self) -> str:
         return f"<Gateway {self._requests_in_flight} requests in flight, {self._storage!r}>"
@@ -318,23 +318,43 @@ def check_parser() -> None:
         )
 
 
-async def _is_body_settled(exchange: Exchange) -> bool:
-    """Whether the connection can go on: the request's body is at its end, or nearly so."""
-    request = exchange.request
-    if request.content.at_eof():
+def _log_failure(exchange: Exchange, error: ObjectCacheError) -> None:
+    """Log what this server or the storage server failed at.
+
+    A body in progress is no failure of theirs to report: the storage server ends one whose client
+    takes no byte, and looks then as it does when it ends itself.
+    """
+    if exchange.response is not None:
+        logger.info(
+            "request %s: the body was cut because the client or the storage server ended it: %r",
+            exchange.request_id,
+            error,
+        )
+    elif error.row.http_status >= 500:
+        logger.warning("request %s: %r", exchange.request_id, error)
+
+
+def _connection_can_go_on(exchange: Exchange) -> bool:
+    """Whether the request's body is at its end, or so nearly that the rest may be forgotten."""
+    content = exchange.request.content
+    if content.exception() is not None:
+        return False  # its end cannot be found
+    if content.is_eof():
         return True
-    if exchange.awaits_continue:
+    is_withheld = "Expect" in exchange.request.headers and exchange.received_bytes == 0
+    if exchange.body_stalled or is_withheld:
         return False  # nobody knows whether the body will come
-    return await _drain(request, DRAIN_KEEPING_BYTES_MAX)
+    length_bytes = exchange.request.content_length
+    return (
+        length_bytes is not None
+        and length_bytes - exchange.received_bytes <= REST_KEEPING_BYTES_MAX
+    )
 
 
-async def _drain(request: web.BaseRequest, bytes_max: int) -> bool:
-    """Read and forget a body, within bounds; true where its end was reached."""
-    left_bytes = bytes_max
-    try:
+async def _drain(request: web.BaseRequest) -> None:
+    """Read and forget what is left of a body, within bounds."""
+    left_bytes = DRAIN_BYTES_MAX
+    with contextlib.suppress(TimeoutError, web.RequestPayloadError):
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             while left_bytes > 0 and not request.content.at_eof():
                 left_bytes -= len(await request.content.readany())
-    except (TimeoutError, web.RequestPayloadError):
-        return False
-    return request.content.at_eof()

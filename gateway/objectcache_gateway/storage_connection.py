@@ -7,6 +7,7 @@ client's socket can be passed beside a message.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import AsyncGenerator, Sequence
@@ -16,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from objectcache_gateway.repetition import is_repeatable
 from objectcache_schemas.errors import Busy, ObjectCacheError, Unavailable, WireError
 from objectcache_schemas.frames import (
     DATA_FRAME_BYTES_MAX,
@@ -28,6 +30,9 @@ from objectcache_schemas.frames import (
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.messages import (
     PROTOCOL_VERSION,
+    CompleteUpload,
+    CopyObject,
+    CopyPart,
     DeliveryAccepted,
     Hello,
     Message,
@@ -45,6 +50,11 @@ SOCKET_BUFFER_BYTES = 1 << 20  # lets a data frame leave in one call where the s
 RECEIVE_BYTES = 64 << 10  # read at once when a message is due; most are far smaller
 PIECES_MAX = 512  # of one call to sendmsg; the system's own limit is 1,024
 CONNECT_TIMEOUT_S = 5.0
+# Joining and copying move whole objects within the storage server before they answer, so their
+# silence grows with the object; every other request's does not.
+LONG_REPLY_TIMEOUT_FACTOR = 10
+_LONG_REQUESTS = (CompleteUpload, CopyObject, CopyPart)
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 _REPLY: msgspec.msgpack.Decoder[StorageReply] = msgspec.msgpack.Decoder(StorageReply)
 # After any other reply the conversation is over and the connection takes the next request.
@@ -79,10 +89,10 @@ class StorageConnection:
 
     @classmethod
     async def open(cls, path: Path, limits: Limits, timeout_s: float) -> StorageConnection:
-        """Connect and agree on the limits. Raises `Unavailable`, with the server's own reason where
-        it refused.
+        """Connect and agree on the limits. Raises `Busy` where this process has no descriptor left,
+        `Unavailable` otherwise, with the server's own reason where it refused.
         """
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connected = _new_socket()
         connected.setblocking(False)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         try:
@@ -109,7 +119,8 @@ class StorageConnection:
     ) -> R:
         """Send a message, with a file descriptor beside it if given, and return the reply."""
         await self.send(message, descriptor=descriptor)
-        return await self.receive(reply_type)
+        factor = LONG_REPLY_TIMEOUT_FACTOR if isinstance(message, _LONG_REQUESTS) else 1
+        return await self.receive(reply_type, timeout_s=self._timeout_s * factor)
 
     async def send(self, message: Message, *, descriptor: int | None = None) -> None:
         """Send a message."""
@@ -289,6 +300,18 @@ class StorageConnection:
         return f"<StorageConnection {self._socket.fileno()} {'idle' if self.idle else 'busy'}>"
 
 
+def _new_socket() -> socket.socket:
+    try:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        if error.errno in _OUT_OF_DESCRIPTORS:
+            raise Busy(
+                "the gateway has no file descriptor left; raise its limit (ulimit -n)",
+                retry_after_s=1.0,
+            ) from error
+        raise Unavailable("no socket to the storage server can be made") from error
+
+
 class Conversation:
     """The use of one connection for one request; its first message may need another connection."""
 
@@ -305,8 +328,9 @@ class Conversation:
     async def begin(self, request: Message, reply_type: type[R]) -> R:
         """Send the first message and return the reply.
 
-        A pooled connection that ended before a byte of the reply is replaced once: the storage
-        server was restarted and did not see the request.
+        A pooled connection that ended before a byte of the reply is replaced once, if the request
+        may be carried out twice: most likely the storage server was restarted and did not see it,
+        but it may have died after it did. Raises `ConnectionLost` where it may not.
         """
         pooled = self._pool.take_idle()
         if pooled is not None:
@@ -314,7 +338,7 @@ class Conversation:
             try:
                 return await pooled.ask(request, reply_type)
             except ConnectionLost as error:
-                if not error.unheard:
+                if not error.unheard or not self._pool.may_repeat(request):
                     raise
                 pooled.close()
         self._connection = await self._pool.connect()
@@ -373,8 +397,12 @@ class StoragePool:
             connection.close()
         return None
 
+    def may_repeat(self, request: Message) -> bool:
+        """Whether a request whose reply was lost may be sent again."""
+        return is_repeatable(request, self._limits)
+
     async def connect(self) -> StorageConnection:
-        """A connection of its own; raises `Unavailable`."""
+        """A connection of its own; raises `Unavailable` or `Busy`."""
         return await StorageConnection.open(self._path, self._limits, self._timeout_s)
 
     def give_back(self, connection: StorageConnection) -> None:

@@ -7,7 +7,9 @@ import gzip
 import hashlib
 import hmac
 import http.client
+import os
 import re
+import resource
 import secrets
 import socket
 import time
@@ -34,6 +36,7 @@ from tests.servers import RunningServer, start_server
 MIB = 1 << 20
 DEADLINE_S = 20.0
 STALL_S = 1.0
+DRAIN_S = 2.0  # what the server waits for a body that it has no use for, once it answered
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -402,6 +405,31 @@ def test_an_early_answer_to_a_small_body_keeps_the_connection(
             assert receive_answer(connection).status == 403
 
 
+@pytest.mark.parametrize("named", [{}, {"Expect": "200-ok"}, {"Expect": "100-continue"}])
+def test_an_early_answer_does_not_wait_for_the_body(
+    server: RunningServer, bucket: str, named: dict[str, str]
+) -> None:
+    path = f"/{bucket}/absent?tagging"
+    headers = signed_headers(server, "PUT", path, b"x" * 10, named) | {"Content-Length": "10"}
+    with open_socket(server) as connection:
+        started_s = time.monotonic()
+        send_head(connection, "PUT", path, headers)
+        answer = receive_answer(connection)
+        assert time.monotonic() - started_s < DRAIN_S
+    assert answer.status in (400, 501)
+    assert answer.headers["Connection"] == ("close" if named else None)
+
+
+def test_a_refused_request_whose_body_is_still_to_come_takes_no_place_of_another(
+    tmp_path: Path,
+) -> None:
+    settings = ("storage.engine=memory", "gateway.requests_in_flight_max=1")
+    with start_server(tmp_path / "data", *settings) as server, open_socket(server) as connection:
+        send_head(connection, "PUT", "/bbb/k", {"Host": "x", "Content-Length": str(4 * MIB)})
+        assert receive_answer(connection).status == 403
+        assert call(server, "GET", "/").status == 200
+
+
 def test_a_client_that_leaves_in_the_middle_of_a_put_stores_nothing(
     server: RunningServer, bucket: str
 ) -> None:
@@ -473,8 +501,14 @@ def test_a_body_that_stops_arriving_is_given_up(slow_server: RunningServer) -> N
     with open_socket(slow_server) as connection:
         send_head(connection, "PUT", "/bbb/k", headers)
         connection.sendall(b"xx")
+        started_s = time.monotonic()
         answer = receive_answer(connection)
-    assert (answer.status, answer.code) == (400, "RequestTimeout")
+        assert time.monotonic() - started_s < STALL_S + DRAIN_S
+    assert (answer.status, answer.code, answer.headers["Connection"]) == (
+        400,
+        "RequestTimeout",
+        "close",
+    )
     assert not is_stored(slow_server, "bbb", "k")
 
 
@@ -490,6 +524,7 @@ def test_a_client_that_takes_no_byte_of_its_body_is_cut(
         log = slow_server.data_dir / "gateway.log"
         until(lambda: "GET aborted GetObject" in log.read_text())
         assert len(receive_rest(connection)) < 32 * MIB
+        assert "WARNING" not in log.read_text()
     assert len(call(slow_server, "GET", "/bbb/k").body) == 32 * MIB
 
 
@@ -607,6 +642,29 @@ def test_a_gateway_that_cannot_drain_in_time_stops_all_the_same(tmp_path: Path) 
         with begin_put(server, "/bbb/k", b"body"):
             server.gateway.signal_stop()
             assert server.gateway.wait() == 0
+
+
+def lowest_free_descriptor(pid: int) -> int:
+    used = {int(entry) for entry in os.listdir(f"/proc/{pid}/fd")}
+    return next(number for number in range(len(used) + 1) if number not in used)
+
+
+def test_a_gateway_without_a_descriptor_left_is_busy(tmp_path: Path) -> None:
+    with (
+        start_server(tmp_path / "data", "storage.engine=memory") as server,
+        open_socket(server) as connection,
+    ):
+        send_head(connection, "GET", "/", {"Host": "x"})
+        assert receive_answer(connection).status == 403  # accepted, and the storage not asked
+        pid = server.gateway_pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free_descriptor(pid), before[1]))
+        send_head(connection, "GET", "/", signed_headers(server, "GET", "/"))
+        assert is_slow_down(receive_answer(connection))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        send_head(connection, "GET", "/", signed_headers(server, "GET", "/"))
+        assert receive_answer(connection).status == 200
+        assert "Traceback" not in (server.data_dir / "gateway.log").read_text()
 
 
 def test_the_access_log_holds_names_but_no_secret(server: RunningServer, bucket: str) -> None:

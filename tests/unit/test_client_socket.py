@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 import pytest
 
@@ -24,7 +25,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
     ],
 )
 async def test_only_a_client_that_is_known_to_make_no_progress_is_cut(
-    pair: type[tuple[socket.socket, socket.socket]], is_cut: bool
+    pair: Callable[[], tuple[socket.socket, socket.socket]], is_cut: bool
 ) -> None:
     ours, theirs = pair()
     transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)

@@ -1,0 +1,58 @@
+"""Which requests to the storage server may be sent twice.
+
+A connection that ends without a reply does not tell whether the request was carried out.
+"""
+
+from __future__ import annotations
+
+from objectcache_schemas.descriptor import Descriptor
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import Limits
+from objectcache_schemas.messages import (
+    CreateSession,
+    DeleteObjects,
+    GetBucket,
+    GetHealth,
+    KvGet,
+    KvMatch,
+    KvPut,
+    ListBuckets,
+    ListObjects,
+    ListParts,
+    ListUploads,
+    Message,
+    OpenObject,
+    PutObject,
+    PutPart,
+    StatObject,
+)
+
+_READS = (
+    GetHealth,
+    GetBucket,
+    ListBuckets,
+    StatObject,
+    OpenObject,
+    ListObjects,
+    ListParts,
+    ListUploads,
+    KvMatch,
+)
+# The puts' openings store nothing before their CommitPut, a ticket that nobody uses expires, and
+# deleting what is deleted is no error.
+_HARMLESS = (PutObject, PutPart, KvPut, CreateSession, DeleteObjects)
+
+
+def is_repeatable(request: Message, limits: Limits) -> bool:
+    """Whether carrying a request out twice is the same as once, replies included."""
+    if isinstance(request, KvGet):
+        return not _has_target(request.descriptor, limits)
+    return isinstance(request, _READS + _HARMLESS)
+
+
+def _has_target(descriptor: bytes, limits: Limits) -> bool:
+    """Whether a delivery writes into a client's memory; one that is refused writes nowhere."""
+    try:
+        return Descriptor.from_bytes(descriptor, limits).rdma_target is not None
+    except InvalidRequest:
+        return False

@@ -1,0 +1,159 @@
+"""What the gateway does when the storage server goes away, or is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from objectcache_gateway.repetition import is_repeatable
+from objectcache_gateway.storage_connection import (
+    LONG_REPLY_TIMEOUT_FACTOR,
+    ConnectionLost,
+    StoragePool,
+)
+from objectcache_schemas.descriptor import TARGET_ID_BYTES, Descriptor, MemoryTarget
+from objectcache_schemas.errors import Unavailable
+from objectcache_schemas.frames import LENGTH, encode_frame
+from objectcache_schemas.limits import Limits
+from objectcache_schemas.messages import (
+    PROTOCOL_VERSION,
+    CompleteUpload,
+    CopyObject,
+    CreateBucket,
+    CreateUpload,
+    DeleteBucket,
+    Done,
+    GetHealth,
+    KvGet,
+    Message,
+    ObjectAttributes,
+    StatObject,
+    Welcome,
+)
+
+TARGET = MemoryTarget(
+    transport="shm", target_id=bytes(TARGET_ID_BYTES), offset_bytes=0, length_bytes=1 << 20, tag=1
+)
+WELCOME = Welcome(v=PROTOCOL_VERSION, engine="fake")
+COMPLETE = CompleteUpload(bucket="b", key="k", upload_id="u", parts=((1, "e"),))
+COPY = CopyObject(
+    source_bucket="b",
+    source_key="s",
+    source_etag="e",
+    bucket="b",
+    key="k",
+    attributes=ObjectAttributes(),
+    etag="e",
+)
+
+
+class Storage:
+    """A storage server that answers all but the `lost` th request, at which it hangs up."""
+
+    def __init__(self, lost: int) -> None:
+        self.requests = 0
+        self._lost = lost
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reply: Message = WELCOME
+        while header := await reader.read(LENGTH.size):
+            await reader.readexactly(LENGTH.unpack(header)[0])
+            if reply is not WELCOME:
+                self.requests += 1
+                if self.requests == self._lost:
+                    break
+            writer.write(encode_frame(reply))
+            reply = Done()
+
+
+@asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    timeout_s: float,
+) -> AsyncGenerator[StoragePool]:
+    handlers: list[asyncio.Task[None]] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await serve(reader, writer)
+        writer.close()
+        await writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.append(asyncio.create_task(handle(reader, writer)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "socket"
+        server = await asyncio.start_unix_server(accept, path)
+        pool = StoragePool(path, Limits(), 4, timeout_s)
+        try:
+            yield pool
+        finally:
+            pool.close()
+            server.close()
+            await asyncio.gather(*handlers)
+
+
+@pytest.mark.asyncio
+async def test_a_read_whose_reply_was_lost_is_sent_again() -> None:
+    storage = Storage(lost=2)
+    async with listening(storage.serve, 10.0) as pool:
+        for _ in range(2):
+            await pool.call(StatObject(bucket="b", key="k"), Done)
+    assert storage.requests == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("request_", [COMPLETE, COPY, DeleteBucket(name="bbb")])
+async def test_a_change_whose_reply_was_lost_is_not_made_twice(request_: Message) -> None:
+    storage = Storage(lost=2)
+    async with listening(storage.serve, 10.0) as pool:
+        await pool.call(GetHealth(), Done)
+        with pytest.raises(ConnectionLost):
+            await pool.call(request_, Done)
+    assert storage.requests == 2
+
+
+def kv_get(target: MemoryTarget | None) -> KvGet:
+    descriptor = Descriptor(
+        chunk_keys=("a",),
+        num_layers=2,
+        chunk_tokens=16,
+        per_layer_chunk_bytes=4096,
+        rdma_target=target,
+    )
+    return KvGet(bucket="b", identity="i", request_id="r", descriptor=descriptor.to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("request_", "repeatable"),
+    [
+        (kv_get(None), True),
+        (kv_get(TARGET), False),
+        (KvGet(bucket="b", identity="i", request_id="r", descriptor=b"none"), True),
+        (CreateBucket(name="bbb", owner="o", region="r"), False),
+        (CreateUpload(bucket="b", key="k", attributes=ObjectAttributes()), False),
+    ],
+)
+def test_only_what_is_harmless_is_repeatable(request_: Message, repeatable: bool) -> None:
+    assert is_repeatable(request_, Limits()) == repeatable
+
+
+@pytest.mark.asyncio
+async def test_a_join_may_be_silent_for_longer_than_a_lookup() -> None:
+    timeout_s = 0.05
+
+    async def welcome_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_frame(WELCOME))
+        await reader.read(-1)
+
+    loop = asyncio.get_running_loop()
+    async with listening(welcome_only, timeout_s) as pool:
+        started_s = loop.time()
+        with pytest.raises(Unavailable):
+            await pool.call(COMPLETE, Done)
+        assert loop.time() - started_s >= timeout_s * LONG_REPLY_TIMEOUT_FACTOR
