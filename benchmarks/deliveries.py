@@ -20,7 +20,7 @@ from objectcache_schemas.limits import GIB, MIB
 
 MODES = ("layerwise", "chunkwise")
 TRANSPORTS = ("shared_memory", "body")
-MEMORY_FILE, ANONYMOUS, STREAM = "page cache to memory file", "page cache to anonymous", "TCP"
+TARGET, ANONYMOUS, STREAM = "page cache to the target", "page cache to anonymous", "TCP"
 SHARED_MEMORY_GOAL, BODY_GOAL = 0.6, 0.4  # of the limit, layerwise at G=16
 
 
@@ -52,11 +52,12 @@ def _sample(
 
     with ExitStack() as stack:
         files = object_files(server, geometry)[: geometry.chunk_count]
-        copy = PageCacheCopy(files, geometry.chunk_bytes, stack)
+        memory = target.array.data[: geometry.payload_bytes]
+        copy = PageCacheCopy(files, geometry.chunk_bytes, memory, stack)
         stream = stack.enter_context(loopback_stream(geometry.payload_bytes))
         stream.receive()
         for _ in range(repeats):
-            samples.take(MEMORY_FILE, copy.into_memory_file)
+            samples.take(TARGET, copy.into_target)
             samples.take(ANONYMOUS, copy.into_anonymous_memory)
             samples.take(STREAM, stream.receive)
             for mode in MODES:
@@ -71,7 +72,7 @@ def _rows(geometry: Geometry, samples: Samples) -> Iterator[Row]:
     for mode in MODES:
         for transport in TRANSPORTS:
             shared = transport == "shared_memory"
-            name, limit = f"{mode}, {transport}", MEMORY_FILE if shared else STREAM
+            name, limit = f"{mode}, {transport}", TARGET if shared else STREAM
             goal = SHARED_MEMORY_GOAL if shared else BODY_GOAL
             judged = mode == "layerwise" and geometry.chunk_tokens == 16
             yield Row(
@@ -89,7 +90,7 @@ def _rows(geometry: Geometry, samples: Samples) -> Iterator[Row]:
                     "slice_bytes": geometry.slice_bytes,
                 },
             )
-    for limit in (MEMORY_FILE, ANONYMOUS, STREAM):
+    for limit in (TARGET, ANONYMOUS, STREAM):
         yield Row(
             group=_group(geometry),
             name=f"limit: {limit}, files of {geometry}",
