@@ -230,6 +230,7 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("SlowDown", Busy, 503, _S, _SAME, "the server is at one of its limits; wait for Retry-After"),
     ("ServiceUnavailable", Unavailable, 503, _S, _ELSEWHERE, "the storage server cannot be reached, or the server is draining"),
     ("StorageFull", StorageFull, 507, _S, _ELSEWHERE, "the device has no room left"),
+    ("QuotaExceeded", StorageFull, 507, _C, _NEVER, "the bucket's quota leaves no room; delete objects or raise it"),
     ("DamagedData", DamagedData, 500, _S, _ELSEWHERE, "stored bytes failed their checksum; the object now reads as missing"),
     ("DeliveryFailed", DeliveryFailed, 500, _S, _ELSEWHERE, "the delivery ended before its last layer"),
     ("NotImplemented", Unsupported, 501, _C, _NEVER, "the operation or a header of it is not implemented"),

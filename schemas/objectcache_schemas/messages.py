@@ -15,6 +15,11 @@ Conversations, gateway (G) to storage server (S):
                with a target:                 S DeliveryEnded, when it has ended
     write    G PutObject | PutPart | KvPut    S SendData
              G data frames, an empty one, then CommitPut (S Stored | KvStored) | AbortPut (S Done)
+    kv put   G KvPut with a target            S KvStored, when the chunks are stored
+
+A put with a target has no data on this connection: S takes the payload out of the target, where the
+client has laid it. G sends it once the whole request was verified, and closing stops it until it is
+being committed.
 
 A body goes where SendBody says. `into_socket` false: S writes exactly `length_bytes` raw bytes on
 this connection, and closes it if it cannot. `into_socket` true: the frame carries one file
@@ -32,6 +37,8 @@ When the connection ends, its targets end with it.
 """
 
 from __future__ import annotations
+
+import enum
 
 import msgspec
 
@@ -77,6 +84,32 @@ class ObjectInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     attributes: ObjectAttributes = ObjectAttributes()
 
 
+class Durability(enum.Enum):
+    """When a put is acknowledged."""
+
+    SYNC = "sync"  # once no crash can lose it
+    ASYNC = "async"  # once it is readable; a power loss may lose the last second
+
+
+class Verification(enum.Enum):
+    """Which slices are compared with their checksums when they are read."""
+
+    FULL = "full"
+    SAMPLED = "sampled"  # one of 16, another one each time
+    OFF = "off"
+
+
+class BucketPolicy(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
+    """What an operator may choose for a bucket."""
+
+    durability: Durability = Durability.SYNC
+    verification: Verification = Verification.FULL
+    quota_bytes: int | None = None  # stored bytes, more are refused or evict; None is no quota
+    ttl_s: float | None = None  # age since the put after which an object is gone; None is never
+
+
 class BucketInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One bucket."""
 
@@ -85,6 +118,7 @@ class BucketInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     region: str
     created_s: float  # Unix time
     layout: KvLayout | None = None
+    policy: BucketPolicy = BucketPolicy()
 
 
 class PartInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -147,6 +181,125 @@ class Health(Message, frozen=True):
     in_flight_bytes: int
     damaged_count: int  # objects dropped because their bytes failed a checksum
     draining: bool
+
+
+# --- the engine, for operators -------------------------------------------------------------------
+
+
+class ExtentClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The extents with one number of slots."""
+
+    slots: int
+    count: int
+    live_slots: int  # that hold a chunk
+    bytes: int
+
+
+class PathStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One way from the device to memory, since the start."""
+
+    name: str  # "page_cache" or "direct"
+    extents: int
+    extent_bytes: int
+    read_bytes: int
+    hit_bytes: int  # of `read_bytes`, found in memory
+    overlap: str  # "intra", "cross" or "measuring"
+    intra_bytes_per_s: float | None  # as last measured
+    cross_bytes_per_s: float | None
+
+
+class EngineStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The state of an engine. An engine without extents says only its name."""
+
+    engine: str
+    objects: int = 0
+    damaged: int = 0  # objects dropped since the start
+    capacity_bytes: int = 0  # that extents may take
+    allocated_bytes: int = 0  # of extents
+    live_bytes: int = 0  # of objects
+    free_bytes: int = 0  # of the data files, between extents
+    largest_free_bytes: int = 0  # in one run
+    data_files: int = 0
+    extents: tuple[ExtentClass, ...] = ()
+    page_cache_budget_bytes: int = 0
+    page_cache_budget_source: str = (
+        ""  # what set it: "cgroup v2", "cgroup v1", "meminfo", "setting"
+    )
+    paths: tuple[PathStatus, ...] = ()
+    device_path: str = ""  # "io_uring", "threads" or "nvme", and why
+    unflushed_extents: int = 0  # of buckets with asynchronous durability
+    evicted_objects: int = 0
+    evicted_bytes: int = 0
+    expired_objects: int = 0
+    compacted_objects: int = 0
+    compacted_bytes: int = 0
+    compaction: str = ""  # "idle", "off", or what it is doing
+    compaction_candidates: int = 0  # objects that could lie better
+    when_full: str = ""  # "evict" or "refuse"
+
+
+class GetEngineStatus(Message, frozen=True):
+    """Ask for the engine's state. Reply: `EngineState`."""
+
+
+class EngineState(Message, frozen=True):
+    """Reply to `GetEngineStatus`."""
+
+    status: EngineStatus
+
+
+class CheckReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a check has found so far."""
+
+    objects: int = 0  # that were checked
+    bytes: int = 0
+    damaged: int = 0  # objects whose bytes do not match their checksums
+    misplaced: int = 0  # objects or extents whose place is impossible, or taken twice
+    leaked_bytes: int = 0  # space that no object uses and no free run holds
+    dropped: int = 0  # objects that were repaired away
+    examples: tuple[str, ...] = ()  # what was found, in words; the first 20
+
+
+class CheckEngine(Message, frozen=True):
+    """Check the store. Replies: `CheckProgress` any number of times, then `CheckEnded`.
+
+    Closing the connection ends the check.
+    """
+
+    repair: bool
+
+
+class CheckProgress(Message, frozen=True):
+    """A check goes on."""
+
+    report: CheckReport
+
+
+class CheckEnded(Message, frozen=True):
+    """A check is through."""
+
+    report: CheckReport
+
+
+class SetPolicy(Message, frozen=True):
+    """Replace a bucket's policy. Reply: `Done`."""
+
+    bucket: str
+    policy: BucketPolicy
+
+
+class PinObjects(Message, frozen=True):
+    """Keep objects from eviction and expiry, or no longer. Reply: `ObjectsPinned`."""
+
+    bucket: str
+    keys: tuple[str, ...]
+    pinned: bool
+
+
+class ObjectsPinned(Message, frozen=True):
+    """Reply to `PinObjects`."""
+
+    count: int
 
 
 # --- buckets -------------------------------------------------------------------------------------
@@ -456,15 +609,18 @@ class DeliveryEnded(Message, frozen=True):
 
 
 class KvPut(Message, frozen=True):
-    """Begin storing chunks, all or none. Reply: `SendData`. The data is the payload alone."""
+    """Begin storing chunks, all or none. Reply: `SendData`; the data is the payload alone.
+
+    Where the descriptor has an `rdma_target` the payload lies there, and the reply is `KvStored`.
+    """
 
     bucket: str
-    identity: str
+    identity: str  # who asks; a target must belong to the same
     descriptor: bytes
 
 
 class KvStored(Message, frozen=True):
-    """Reply to `CommitPut` of a kv-put."""
+    """Reply to `CommitPut` of a kv-put, and to a `KvPut` with a target."""
 
     stored: int  # chunks that are new
     existing: int  # chunks that were stored already, with the same bytes
@@ -564,6 +720,10 @@ GatewayRequest = (
     | KvGet
     | KvPut
     | CreateSession
+    | GetEngineStatus
+    | CheckEngine
+    | SetPolicy
+    | PinObjects
 )
 BodyChoice = SendBody | CloseObject
 PutEnd = CommitPut | AbortPut
@@ -588,6 +748,10 @@ StorageReply = (
     | DeliveryEnded
     | KvStored
     | SessionTicket
+    | EngineState
+    | CheckProgress
+    | CheckEnded
+    | ObjectsPinned
 )
 TargetRequest = JoinSession | RegisterTarget | ReleaseTarget
 TargetEvent = (

@@ -32,7 +32,7 @@ from objectcache_schemas.messages import (
     Uploads,
 )
 from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, Engine, Staged, StagedPut
-from objectcache_storage_server.plan import slice_block_bytes
+from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 
 BUCKET = ".multipart"
 PART_NUMBER_MAX = 10_000

@@ -10,6 +10,8 @@ for each chunk its slice; chunkwise, for each chunk its layers.
 
 from __future__ import annotations
 
+import bisect
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +19,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
-from objectcache_schemas.errors import InvalidRequest
-from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, Placement, Read
-from objectcache_storage_server.engines.block_checksums import (
-    BLOCK_BYTES_MAX,
-    BLOCK_BYTES_MIN,
-    block_bytes_within,
-)
+from objectcache_storage_server.engines.base import Placement, Read
+from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 
 
 class Fragment(NamedTuple):
@@ -76,6 +73,27 @@ class Progress(ABC):
         """All delivered layers below this are complete."""
 
 
+class _Run(NamedTuple):
+    """Chunks whose slices of a layer lie side by side: layer l begins at base + l * stride."""
+
+    first_chunk: int
+    end_chunk: int
+    source: int
+    base_bytes: int
+    stride_bytes: int
+
+
+_run_end = operator.attrgetter("end_chunk")
+
+
+def _reads_of(source: int, runs: Sequence[tuple[int, int]], landing_bytes: int = 0) -> list[Read]:
+    reads: list[Read] = []
+    for start_bytes, length_bytes in runs:
+        reads.append(Read(source, start_bytes, length_bytes, landing_bytes))
+        landing_bytes += length_bytes
+    return reads
+
+
 @dataclass(frozen=True)
 class ChunkPlan(Plan):
     """Plan of a prefix, layerwise or chunkwise."""
@@ -88,9 +106,44 @@ class ChunkPlan(Plan):
     fragment_bytes: int
 
     @cached_property
-    def _each_alone(self) -> bool:
-        """Every chunk lies in one run of its own, so no two reads can join."""
-        return all(place.slots == 1 for place in self.placements)
+    def _runs(self) -> list[_Run] | None:
+        """The chunks in runs of neighbours; None where one was stored in slices of another size."""
+        runs: list[_Run] = []
+        slice_bytes = self.slice_bytes
+        last_source = last_stride = next_base = room = -1
+        for index, place in enumerate(self.placements):
+            source, base_bytes = place.source, place.base_bytes
+            if not place.slice_bytes:
+                stride_bytes = slice_bytes
+            elif place.slice_bytes == slice_bytes:
+                stride_bytes = place.stride_bytes
+            else:
+                return None
+            if (source, stride_bytes, base_bytes) == (last_source, last_stride, next_base) and room:
+                runs[-1] = runs[-1]._replace(end_chunk=index + 1)
+                room -= 1
+            else:
+                runs.append(_Run(index, index + 1, source, base_bytes, stride_bytes))
+                room = stride_bytes // slice_bytes - 1
+            last_source, last_stride, next_base = source, stride_bytes, base_bytes + slice_bytes
+        return runs
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, int]]:
+        """First and end chunk of each fragment of a layer: whole runs as far as they fit."""
+        chunks_each = self.fragment_bytes // self.slice_bytes
+        groups: list[tuple[int, int]] = []
+        first = end = 0
+        for run in self._runs or [_Run(0, len(self.placements), 0, 0, 0)]:
+            if run.end_chunk - first > chunks_each and end > first:
+                groups.append((first, end))
+                first = end
+            while run.end_chunk - first > chunks_each:
+                groups.append((first, first + chunks_each))
+                first += chunks_each
+            end = run.end_chunk
+        groups.append((first, end))
+        return groups
 
     @property
     def payload_bytes(self) -> int:  # type: ignore[override]
@@ -106,12 +159,10 @@ class ChunkPlan(Plan):
         return self._whole_chunks()
 
     def _groups_of_chunks(self) -> Iterator[Fragment]:
-        chunk_count, slice_bytes = len(self.placements), self.slice_bytes
-        chunks_each = self.fragment_bytes // slice_bytes
+        slice_bytes = self.slice_bytes
         offset_bytes = 0
         for layer in range(self.first_layer, self.end_layer):
-            for first in range(0, chunk_count, chunks_each):
-                end = min(first + chunks_each, chunk_count)
+            for first, end in self._groups:
                 length_bytes = (end - first) * slice_bytes
                 yield Fragment(offset_bytes, length_bytes, first, end, layer, layer + 1)
                 offset_bytes += length_bytes
@@ -148,43 +199,55 @@ class ChunkPlan(Plan):
 
     def reads(self, fragment: Fragment) -> list[Read]:
         """See `Plan.reads`. Neighbours in one extent, and layers of one contiguous chunk, join."""
-        _, length_bytes, first_chunk, end_chunk, first_layer, end_layer, skip_bytes = fragment
-        slice_bytes = self.slice_bytes
-        if skip_bytes or length_bytes < slice_bytes:
-            place = self.placements[first_chunk]
-            start = place.base_bytes + first_layer * place.slots * slice_bytes + skip_bytes
-            return [Read(place.source, start, length_bytes, 0)]
-        places = self.placements[first_chunk:end_chunk]
-        if self._each_alone:
-            run_bytes = (end_layer - first_layer) * slice_bytes
-            skip_bytes = first_layer * slice_bytes
-            landings = range(0, length_bytes, run_bytes)
-            return [
-                Read(place.source, place.base_bytes + skip_bytes, run_bytes, landing)
-                for place, landing in zip(places, landings, strict=True)
-            ]
-        return self._joined_reads(places, first_layer, end_layer)
-
-    def _joined_reads(
-        self, places: Sequence[Placement], first_layer: int, end_layer: int
-    ) -> list[Read]:
+        if fragment.skip_bytes or fragment.length_bytes < self.slice_bytes:
+            return self._piece_reads(fragment)
+        runs = self._runs
+        if runs is None:
+            return self._converted_reads(fragment)
+        _, _, first_chunk, end_chunk, first_layer, end_layer, _ = fragment
         slice_bytes = self.slice_bytes
         reads: list[Read] = []
-        landing_bytes = last_end = 0
-        last_source = -1
-        for place in places:
-            source, base_bytes, slots = place.source, place.base_bytes, place.slots
-            joined = end_layer - first_layer if slots == 1 else 1
-            run_bytes = joined * slice_bytes
-            for layer in range(first_layer, end_layer, joined):
-                start = base_bytes + layer * slots * slice_bytes
-                if source == last_source and start == last_end:
-                    grown = reads[-1]
-                    reads[-1] = grown._replace(length_bytes=grown.length_bytes + run_bytes)
-                else:
-                    reads.append(Read(source, start, run_bytes, landing_bytes))
-                landing_bytes += run_bytes
-                last_source, last_end = source, start + run_bytes
+        landing_bytes = 0
+        number = bisect.bisect_right(runs, first_chunk, key=_run_end)
+        chunk = first_chunk
+        while chunk < end_chunk:
+            run_first, run_end, source, base_bytes, stride_bytes = runs[number]
+            start = base_bytes + (chunk - run_first) * slice_bytes + first_layer * stride_bytes
+            end = min(run_end, end_chunk)
+            if end_layer == first_layer + 1:
+                length_bytes = (end - chunk) * slice_bytes
+                reads.append(Read(source, start, length_bytes, landing_bytes))
+                landing_bytes += length_bytes
+                chunk, number = end, number + 1
+                continue
+            if stride_bytes == slice_bytes:
+                starts, length_bytes = [start], (end_layer - first_layer) * slice_bytes
+            else:
+                starts = [start + layer * stride_bytes for layer in range(end_layer - first_layer)]
+                length_bytes = slice_bytes
+            for start in starts:
+                reads.append(Read(source, start, length_bytes, landing_bytes))
+                landing_bytes += length_bytes
+            chunk += 1
+            number += chunk == run_end
+        return reads
+
+    def _piece_reads(self, fragment: Fragment) -> list[Read]:
+        place = self.placements[fragment.first_chunk]
+        start = fragment.first_layer * self.slice_bytes + fragment.skip_bytes
+        return _reads_of(place.source, place.runs(start, fragment.length_bytes))
+
+    def _converted_reads(self, fragment: Fragment) -> list[Read]:
+        """Of chunks that were stored in slices of another size."""
+        slice_bytes = self.slice_bytes
+        first_bytes = fragment.first_layer * slice_bytes
+        length_bytes = (fragment.end_layer - fragment.first_layer) * slice_bytes
+        reads: list[Read] = []
+        landing_bytes = 0
+        for place in self.placements[fragment.first_chunk : fragment.end_chunk]:
+            runs = place.runs(first_bytes, length_bytes)
+            reads.extend(_reads_of(place.source, runs, landing_bytes))
+            landing_bytes += length_bytes
         return reads
 
     def progress(self) -> Progress:
@@ -197,7 +260,7 @@ class ChunkPlan(Plan):
 
 @dataclass(frozen=True, slots=True)
 class RangePlan(Plan):
-    """Plan of a byte range of one object that lies in one run: an ordinary S3 GET."""
+    """Plan of a byte range of one object: an ordinary S3 GET."""
 
     placement: Placement
     offset_bytes: int
@@ -217,8 +280,9 @@ class RangePlan(Plan):
 
     def reads(self, fragment: Fragment) -> list[Read]:
         """See `Plan.reads`."""
-        start = self.placement.base_bytes + self.offset_bytes + fragment.offset_bytes
-        return [Read(self.placement.source, start, fragment.length_bytes, 0)]
+        start = self.offset_bytes + fragment.offset_bytes
+        runs = self.placement.runs(start, fragment.length_bytes)
+        return _reads_of(self.placement.source, runs)
 
     def progress(self) -> Progress:
         """See `Plan.progress`. The range is one layer."""
@@ -287,88 +351,3 @@ def target_fragment_bytes(
     better, as long as every layer still has two for each reader.
     """
     return max(fragment_bytes, min(fragment_bytes_max, layer_bytes // (2 * reader_threads)))
-
-
-def slice_block_bytes(slice_bytes: int) -> int:
-    """Checksum block for chunks of such slices: `block_bytes_within` a slice, so that a slice is
-    whole blocks and can be verified alone.
-
-    Raises `InvalidRequest` for a slice that cannot be divided.
-    """
-    block_bytes = block_bytes_within(slice_bytes)
-    if block_bytes is not None:
-        return block_bytes
-    raise InvalidRequest(
-        f"per_layer_chunk_bytes is {slice_bytes}; above {BLOCK_BYTES_MAX} it must have a "
-        f"divisor from {BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}; pad the slice",
-        code="InvalidDescriptor",
-    )
-
-
-class Landing(NamedTuple):
-    """Where a piece of a put's data goes: object `object_index`, at `offset_bytes` of it."""
-
-    object_index: int
-    offset_bytes: int
-    start_bytes: int  # of the piece, in the buffer
-    length_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PutPlan:
-    """How the data of a put, arriving in order, falls into `object_count` objects.
-
-    `unit_bytes` divides every boundary: a buffer that holds whole units has whole landings.
-    Layerwise, the data is for each layer, for each object, `unit_bytes x units_per_slice` bytes;
-    otherwise object after object.
-    """
-
-    object_count: int
-    object_bytes: int | None  # None: one object, of a length not known before the end
-    slice_bytes: int
-    block_bytes: int
-    layerwise: bool
-
-    @property
-    def total_bytes(self) -> int | None:
-        """Bytes of all data, where known."""
-        return None if self.object_bytes is None else self.object_count * self.object_bytes
-
-    def buffer_bytes(self, about_bytes: int) -> int:
-        """A buffer size near `about_bytes` that ends on a block."""
-        return max(self.block_bytes, about_bytes // self.block_bytes * self.block_bytes)
-
-    def landings(self, position_bytes: int, length_bytes: int) -> Iterator[Landing]:
-        """Where `length_bytes` of data from `position_bytes` on go. Begins on a block boundary."""
-        done = 0
-        while done < length_bytes:
-            index, offset, room = self._locate(position_bytes + done)
-            length = min(room, length_bytes - done)
-            yield Landing(index, offset, done, length)
-            done += length
-
-    def _locate(self, position_bytes: int) -> tuple[int, int, int]:
-        if self.object_bytes is None:
-            return 0, position_bytes, 1 << 62
-        if not self.layerwise:
-            index, offset = divmod(position_bytes, self.object_bytes)
-            return index, offset, self.object_bytes - offset
-        number, skip = divmod(position_bytes, self.slice_bytes)
-        layer, index = divmod(number, self.object_count)
-        return index, layer * self.slice_bytes + skip, self.slice_bytes - skip
-
-
-def object_put_plan(size_bytes: int | None, block_bytes: int = CHECKSUM_BLOCK_BYTES) -> PutPlan:
-    """Plan of one ordinary object."""
-    return PutPlan(1, size_bytes, block_bytes, block_bytes, layerwise=False)
-
-
-def chunk_put_plan(descriptor: Descriptor) -> PutPlan:
-    """Plan of a kv-put. Raises `InvalidRequest` where the descriptor's slices cannot be stored."""
-    return PutPlan(
-        len(descriptor.chunk_keys),
-        descriptor.chunk_bytes,
-        descriptor.per_layer_chunk_bytes,
-        slice_block_bytes(descriptor.per_layer_chunk_bytes),
-        layerwise=descriptor.delivery is DeliveryMode.LAYERWISE,
-    )

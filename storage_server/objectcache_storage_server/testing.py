@@ -15,7 +15,14 @@ from typing import TypeVar
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import BucketInfo, Condition, ObjectInfo
+from objectcache_schemas.messages import (
+    BucketInfo,
+    BucketPolicy,
+    CheckReport,
+    Condition,
+    EngineStatus,
+    ObjectInfo,
+)
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,
@@ -23,15 +30,17 @@ from objectcache_storage_server.engines.base import (
     Engine,
     OpenObjects,
     Placement,
+    PrefixShape,
     Read,
     Staged,
+    StagedPrefix,
     StagedPut,
 )
 
 T = TypeVar("T")
 
 READS = frozenset({"stat", "match", "open_many", "scan", "read_many"})
-WRITES = frozenset({"stage", "write_at", "commit", "delete"})
+WRITES = frozenset({"stage", "stage_prefix", "write_at", "write", "commit", "delete"})
 
 
 class WrappedEngine(Engine):
@@ -47,7 +56,7 @@ class WrappedEngine(Engine):
     def call(self, operation: str, size_bytes: int, action: Callable[[], T]) -> T:
         """Carry out one operation of the contract, by its method's name.
 
-        `size_bytes` is what `read_many` reads or `write_at` writes, else 0.
+        `size_bytes` is what `read_many` reads, or `write_at` or `write` writes, else 0.
         """
         return action()
 
@@ -66,11 +75,18 @@ class WrappedEngine(Engine):
     def set_layout(self, name: str, layout: KvLayout) -> None:
         self.call("set_layout", 0, lambda: self.inner.set_layout(name, layout))
 
+    def set_policy(self, name: str, policy: BucketPolicy) -> None:
+        self.call("set_policy", 0, lambda: self.inner.set_policy(name, policy))
+
     def stage(
         self, bucket: str, key: str, checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
     ) -> Staged:
         staged = self.call("stage", 0, lambda: self.inner.stage(bucket, key, checksum_block_bytes))
         return WrappedStaged(self, staged)
+
+    def stage_prefix(self, bucket: str, shape: PrefixShape) -> StagedPrefix:
+        prefix = self.call("stage_prefix", 0, lambda: self.inner.stage_prefix(bucket, shape))
+        return WrappedStagedPrefix(self, prefix)
 
     def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
         inner_puts = [replace(put, staged=_unwrapped(put.staged)) for put in puts]
@@ -89,8 +105,12 @@ class WrappedEngine(Engine):
     def match(self, bucket: str, keys: Sequence[str]) -> int:
         return self.call("match", 0, lambda: self.inner.match(bucket, keys))
 
-    def open_many(self, bucket: str, keys: Sequence[str]) -> OpenObjects:
-        opened = self.call("open_many", 0, lambda: self.inner.open_many(bucket, keys))
+    def open_many(
+        self, bucket: str, keys: Sequence[str], *, are_prefix: bool = False
+    ) -> OpenObjects:
+        opened = self.call(
+            "open_many", 0, lambda: self.inner.open_many(bucket, keys, are_prefix=are_prefix)
+        )
         return WrappedOpenObjects(self, opened)
 
     def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
@@ -99,6 +119,15 @@ class WrappedEngine(Engine):
     @property
     def damaged_count(self) -> int:
         return self.inner.damaged_count
+
+    def status(self) -> EngineStatus:
+        return self.call("status", 0, self.inner.status)
+
+    def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
+        return self.call("check", 0, lambda: self.inner.check(repair, on_progress))
+
+    def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:
+        return self.call("pin", 0, lambda: self.inner.pin(bucket, keys, pinned))
 
     def close(self) -> None:
         self.inner.close()
@@ -116,6 +145,21 @@ class WrappedStaged(Staged):
 
     def write_at(self, offset_bytes: int, data: memoryview) -> None:
         self._engine.call("write_at", len(data), lambda: self.inner.write_at(offset_bytes, data))
+
+    def discard(self) -> None:
+        self.inner.discard()
+
+
+class WrappedStagedPrefix(StagedPrefix):
+    """Staged chunks of a `WrappedEngine`."""
+
+    def __init__(self, engine: WrappedEngine, inner: StagedPrefix) -> None:
+        self.inner = inner
+        self.staged = [WrappedStaged(engine, staged) for staged in inner.staged]
+        self._engine = engine
+
+    def write(self, position_bytes: int, data: memoryview) -> None:
+        self._engine.call("write", len(data), lambda: self.inner.write(position_bytes, data))
 
     def discard(self) -> None:
         self.inner.discard()

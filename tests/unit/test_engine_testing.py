@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
-from objectcache_storage_server.engines.base import Engine
+from objectcache_storage_server.engines.base import Engine, OpenObjects, PrefixShape, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.testing import FaultyEngine, MeteredEngine, SlowEngine
 from tests.contract.engine_suite import BUCKET, put, read, staged_put, stored_keys
@@ -86,3 +88,49 @@ def test_a_meter_counts_calls_bytes_failures_and_seconds() -> None:
     assert meter.failures == {"stat": 1}
     assert meter.busy_s["commit"] == 1.0
     assert (meter.in_flight, meter.in_flight_highest) == (0, 1)
+
+
+SHAPE = PrefixShape(["a", "b"], 2, 100, layerwise=True)
+
+
+def test_the_chunks_of_a_put_are_metered_as_one() -> None:
+    engine = MeteredEngine(with_bucket())
+    prefix = engine.stage_prefix(BUCKET.name, SHAPE)
+    prefix.write(0, memoryview(bytes(400)))
+    engine.commit([StagedPut(staged, "") for staged in prefix.staged])
+    assert engine.meter.calls == {"stage_prefix": 1, "write": 1, "commit": 1}
+    assert engine.meter.size_bytes["write"] == 400
+    assert read(engine, "b") == bytes(200)
+
+
+@pytest.mark.parametrize("operation", ["stage_prefix", "write"])
+def test_a_fault_in_the_chunks_of_a_put_stores_nothing(operation: str) -> None:
+    inner = with_bucket()
+    engine = FaultyEngine(inner, 3, fault_rate=1.0, operations=[operation])
+
+    def put_chunks() -> None:
+        prefix = engine.stage_prefix(BUCKET.name, SHAPE)
+        prefix.write(0, memoryview(bytes(400)))
+
+    with pytest.raises(StorageFull, match=f"{operation}: seed 3, call 1"):
+        put_chunks()
+    assert stored_keys(inner) == []
+
+
+class _PrefixEngine(MemoryEngine):
+    """Remembers what `open_many` was told of its keys."""
+
+    are_prefix = False
+
+    def open_many(
+        self, bucket: str, keys: Sequence[str], *, are_prefix: bool = False
+    ) -> OpenObjects:
+        self.are_prefix = are_prefix
+        return super().open_many(bucket, keys)
+
+
+def test_a_wrapped_engine_is_told_that_keys_are_a_prefix() -> None:
+    inner = _PrefixEngine()
+    inner.create_bucket(BUCKET)
+    MeteredEngine(inner).open_many(BUCKET.name, ["a"], are_prefix=True).close()
+    assert inner.are_prefix

@@ -164,7 +164,7 @@ def _open_prefix(service: Service, bucket: str, descriptor: Descriptor) -> OpenO
     layout = service.engine.bucket(bucket).layout
     if layout is not None:
         descriptor.check_layout(layout)
-    opened = service.engine.open_many(bucket, descriptor.chunk_keys)
+    opened = service.engine.open_many(bucket, descriptor.chunk_keys, are_prefix=True)
     try:
         stored = _stored_prefix(opened.infos)
         if stored == len(opened.infos):
@@ -179,7 +179,7 @@ def _open_prefix(service: Service, bucket: str, descriptor: Descriptor) -> OpenO
         opened.close()
         raise
     opened.close()
-    shorter = service.engine.open_many(bucket, descriptor.chunk_keys[:stored])
+    shorter = service.engine.open_many(bucket, descriptor.chunk_keys[:stored], are_prefix=True)
     if _stored_prefix(shorter.infos) < stored:  # deleted in between
         shorter.close()
         raise NotFound(f"chunk_keys[{stored - 1}] is not stored", missing_index=stored - 1)

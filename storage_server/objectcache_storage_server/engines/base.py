@@ -11,15 +11,24 @@ them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from objectcache_schemas.errors import NotFound, PreconditionFailed
+from objectcache_schemas.errors import NotFound, PreconditionFailed, Unsupported
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import BucketInfo, Condition, ObjectAttributes, ObjectInfo
+from objectcache_schemas.messages import (
+    BucketInfo,
+    BucketPolicy,
+    CheckReport,
+    Condition,
+    EngineStatus,
+    ObjectAttributes,
+    ObjectInfo,
+)
+from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 
 CHECKSUM_BLOCK_BYTES = 64 * KIB  # where no slice size is known
 ALWAYS = Condition()
@@ -39,14 +48,29 @@ class EngineCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one object's bytes lie in its source: layer l of S bytes is at base + l * slots * S.
+    """Where one object's bytes lie in its source: stored slice l is at base + l * stride.
 
-    An object on its own has `slots` 1, which is one contiguous run.
+    `slice_bytes` is the stored slice, which a chunk is cut into where neighbours lie between its
+    layers; 0 is an object in one contiguous run.
     """
 
     source: int
     base_bytes: int
-    slots: int = 1
+    slice_bytes: int = 0
+    stride_bytes: int = 0  # from a stored slice to the next, at least `slice_bytes`
+
+    def runs(self, offset_bytes: int, length_bytes: int) -> list[tuple[int, int]]:
+        """A range of the object as (offset in the source, length) of contiguous runs, in order."""
+        if not self.slice_bytes:
+            return [(self.base_bytes + offset_bytes, length_bytes)] if length_bytes else []
+        runs: list[tuple[int, int]] = []
+        position, end = offset_bytes, offset_bytes + length_bytes
+        while position < end:
+            layer, skip = divmod(position, self.slice_bytes)
+            run_bytes = min(self.slice_bytes - skip, end - position)
+            runs.append((self.base_bytes + layer * self.stride_bytes + skip, run_bytes))
+            position += run_bytes
+        return runs
 
 
 class Read(NamedTuple):
@@ -80,6 +104,41 @@ class Committed(NamedTuple):
     existed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixShape:
+    """The chunks of one put, and the order in which their bytes arrive.
+
+    `keys` are distinct and in prefix order. Layerwise, the payload is for each layer, for each
+    chunk, its slice of `slice_bytes`; otherwise chunk after chunk. `parent_key` is the chunk before
+    the first one, where it is known.
+    """
+
+    keys: Sequence[str]
+    num_layers: int
+    slice_bytes: int
+    layerwise: bool
+    parent_key: str | None = None
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one chunk."""
+        return self.num_layers * self.slice_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole payload."""
+        return len(self.keys) * self.chunk_bytes
+
+    def locate(self, position_bytes: int) -> tuple[int, int, int]:
+        """Where a byte of the payload belongs: chunk, offset in it, bytes that follow it there."""
+        if not self.layerwise:
+            chunk, offset_bytes = divmod(position_bytes, self.chunk_bytes)
+            return chunk, offset_bytes, self.chunk_bytes - offset_bytes
+        number, skip_bytes = divmod(position_bytes, self.slice_bytes)
+        layer, chunk = divmod(number, len(self.keys))
+        return chunk, layer * self.slice_bytes + skip_bytes, self.slice_bytes - skip_bytes
+
+
 class Staged(ABC):
     """An object being written, visible to nobody until `Engine.commit`.
 
@@ -101,6 +160,25 @@ class Staged(ABC):
     @abstractmethod
     def discard(self) -> None:
         """Forget the object and its space. No effect after a commit, or a second time."""
+
+
+class StagedPrefix(ABC):
+    """The chunks of one put being written, visible to nobody until `Engine.commit` of `staged`."""
+
+    staged: Sequence[Staged]  # one a chunk, in the shape's order
+
+    @abstractmethod
+    def write(self, position_bytes: int, data: memoryview) -> None:
+        """Store the payload's next bytes: each call begins where the one before ended, at 0 first.
+
+        The data may be reused when the call returns; one thread writes at a time. Every position
+        but the last end is a multiple of the chunks' checksum block. Raises `StorageFull`.
+        """
+
+    def discard(self) -> None:
+        """Forget what was not committed, and its space. A second call has no effect."""
+        for staged in self.staged:
+            staged.discard()
 
 
 class OpenObjects(ABC):
@@ -130,15 +208,14 @@ class OpenObjects(ABC):
         """Unpin. A second call has no effect."""
 
     def read_into(self, index: int, offset_bytes: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the bytes of object `index` from `offset_bytes` on.
-
-        For objects that lie in one run (`slots` 1), as all do that are not chunks.
-        """
+        """Fill `buffer` with the bytes of object `index` from `offset_bytes` on."""
         place = self.placements()[index]
-        assert place.slots == 1
-        self.read_many(
-            [Read(place.source, place.base_bytes + offset_bytes, len(buffer), 0)], buffer
-        )
+        landing_bytes = 0
+        reads: list[Read] = []
+        for start_bytes, length_bytes in place.runs(offset_bytes, len(buffer)):
+            reads.append(Read(place.source, start_bytes, length_bytes, landing_bytes))
+            landing_bytes += length_bytes
+        self.read_many(reads, buffer)
 
     def __enter__(self) -> Self:
         return self
@@ -185,6 +262,12 @@ class Engine(ABC):
         not `layout.chunk_bytes`.
         """
 
+    def set_policy(self, name: str, policy: BucketPolicy) -> None:
+        """Replace a bucket's policy, durably. Raises `Unsupported` for what the engine lacks."""
+        self.bucket(name)
+        if policy != BucketPolicy():
+            raise Unsupported(f"engine {self.capabilities.name} has no bucket policies; local has")
+
     # --- writing ---
 
     @abstractmethod
@@ -192,6 +275,13 @@ class Engine(ABC):
         self, bucket: str, key: str, checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
     ) -> Staged:
         """Begin an object. Nothing of it is visible or survives a restart until `commit`."""
+
+    def stage_prefix(self, bucket: str, shape: PrefixShape) -> StagedPrefix:
+        """Begin the chunks of one put. The `staged` of the answer are committed together.
+
+        An engine that lays neighbours out together overrides it.
+        """
+        return _StagedApart(self, bucket, shape)
 
     @abstractmethod
     def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
@@ -222,8 +312,13 @@ class Engine(ABC):
         """How many leading keys are stored. Work is bounded by that number, not by `len(keys)`."""
 
     @abstractmethod
-    def open_many(self, bucket: str, keys: Sequence[str]) -> OpenObjects:
-        """Pin objects for reading; a key that is not stored has None in `infos`."""
+    def open_many(
+        self, bucket: str, keys: Sequence[str], *, are_prefix: bool = False
+    ) -> OpenObjects:
+        """Pin objects for reading; a key that is not stored has None in `infos`.
+
+        `are_prefix`: each key is the chunk before the next, which an engine may learn from.
+        """
 
     @abstractmethod
     def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
@@ -237,6 +332,25 @@ class Engine(ABC):
     @abstractmethod
     def damaged_count(self) -> int:
         """Objects dropped since the start because their bytes failed a checksum."""
+
+    def status(self) -> EngineStatus:
+        """What the admin view shows."""
+        return EngineStatus(engine=self.capabilities.name)
+
+    def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
+        """Compare every stored object with its checksums, and the index with the space it names.
+
+        `repair` drops what is bad. `on_progress` is called now and then, and ends the check early
+        by answering false. Reads and writes go on meanwhile. Raises `Unsupported`.
+        """
+        raise Unsupported(f"engine {self.capabilities.name} has no check; local has")
+
+    def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:
+        """Keep what is stored of `keys` from eviction and expiry, or no longer; counts it.
+
+        Survives a restart. Raises `Unsupported`.
+        """
+        raise Unsupported(f"engine {self.capabilities.name} does not evict; local does")
 
     @abstractmethod
     def close(self) -> None:
@@ -277,3 +391,28 @@ def check_etag(info: ObjectInfo, etag: str) -> None:
     """Raise `PreconditionFailed` unless `etag` is empty, "*" or the object's own."""
     if etag not in ("", "*", info.etag):
         raise PreconditionFailed(f"the ETag of {info.key!r} is {info.etag}, not {etag}")
+
+
+class _StagedApart(StagedPrefix):
+    """One staged object a chunk, each on its own."""
+
+    def __init__(self, engine: Engine, bucket: str, shape: PrefixShape) -> None:
+        block_bytes = slice_block_bytes(shape.slice_bytes)
+        staged: list[Staged] = []
+        try:
+            for key in shape.keys:
+                staged.append(engine.stage(bucket, key, block_bytes))
+        except BaseException:
+            for one in staged:
+                one.discard()
+            raise
+        self.staged = staged
+        self._shape = shape
+
+    def write(self, position_bytes: int, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            index, offset_bytes, room_bytes = self._shape.locate(position_bytes + done)
+            piece = data[done : done + room_bytes]
+            self.staged[index].write_at(offset_bytes, piece)
+            done += len(piece)

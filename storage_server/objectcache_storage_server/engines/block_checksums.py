@@ -9,6 +9,7 @@ from array import array
 
 import xxhash
 
+from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import KIB, MIB
 
 BLOCK_BYTES_MIN = 4 * KIB  # smaller blocks cost more per byte; used only where a caller asks
@@ -31,6 +32,22 @@ def block_bytes_within(unit_bytes: int) -> int | None:
         if unit_bytes % count == 0:
             return unit_bytes // count
     return None
+
+
+def slice_block_bytes(slice_bytes: int) -> int:
+    """Checksum block for chunks of such slices: `block_bytes_within` a slice, so that a slice is
+    whole blocks and can be verified alone.
+
+    Raises `InvalidRequest` for a slice that cannot be divided.
+    """
+    block_bytes = block_bytes_within(slice_bytes)
+    if block_bytes is not None:
+        return block_bytes
+    raise InvalidRequest(
+        f"per_layer_chunk_bytes is {slice_bytes}; above {BLOCK_BYTES_MAX} it must have a "
+        f"divisor from {BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}; pad the slice",
+        code="InvalidDescriptor",
+    )
 
 
 def stored_block_bytes(checksum_block_bytes: int) -> int:

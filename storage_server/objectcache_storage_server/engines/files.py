@@ -28,7 +28,7 @@ import msgspec
 
 from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import BucketInfo, Condition, ObjectInfo
+from objectcache_schemas.messages import BucketInfo, Condition, EngineStatus, ObjectInfo
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,
@@ -254,7 +254,9 @@ class FilesEngine(Engine):
         with self._index.reading() as view:
             return view.match(view.bucket(bucket).number, keys)
 
-    def open_many(self, bucket: str, keys: Sequence[str]) -> OpenObjects:
+    def open_many(
+        self, bucket: str, keys: Sequence[str], *, are_prefix: bool = False
+    ) -> OpenObjects:
         number = self._bucket_row(bucket).number
         while True:
             try:
@@ -339,6 +341,10 @@ class FilesEngine(Engine):
         log.error("dropped the damaged object %r: %s", key, reason)
 
     # --- the engine itself ---
+
+    def status(self) -> EngineStatus:
+        # Objects are not counted: SQLite walks the whole table for that.
+        return EngineStatus(engine=self.capabilities.name, damaged=self._damaged_count)
 
     def close(self) -> None:
         for staged in list(self._staged):

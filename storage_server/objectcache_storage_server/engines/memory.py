@@ -13,7 +13,7 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import BucketInfo, Condition, ObjectInfo
+from objectcache_schemas.messages import BucketInfo, Condition, EngineStatus, ObjectInfo
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,
@@ -226,7 +226,9 @@ class MemoryEngine(Engine):
             objects = self._find(bucket).objects
             return sum(1 for _ in itertools.takewhile(objects.__contains__, keys))
 
-    def open_many(self, bucket: str, keys: Sequence[str]) -> OpenObjects:
+    def open_many(
+        self, bucket: str, keys: Sequence[str], *, are_prefix: bool = False
+    ) -> OpenObjects:
         with self._lock:
             objects = self._find(bucket).objects
             return MemoryOpenObjects([objects.get(key) for key in keys])
@@ -244,6 +246,11 @@ class MemoryEngine(Engine):
     @property
     def damaged_count(self) -> int:
         return 0
+
+    def status(self) -> EngineStatus:
+        with self._lock:
+            objects = sum(len(bucket.objects) for bucket in self._buckets.values())
+        return EngineStatus(engine=self.capabilities.name, objects=objects)
 
     def close(self) -> None:
         self._buckets = {}
