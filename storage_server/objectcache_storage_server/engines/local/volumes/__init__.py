@@ -1,0 +1,1 @@
+"""The address space that extents lie in."""
