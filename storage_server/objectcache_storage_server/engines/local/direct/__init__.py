@@ -1,0 +1,1 @@
+"""Ways to submit reads and writes past the page cache."""

@@ -1,0 +1,353 @@
+"""A volume in preallocated files, with both paths: the page cache, and past it.
+
+Rules. A file has its name only when it has its whole length: it is allocated under another name,
+flushed and renamed, so a length that differs means other settings or damage, and is refused. Each
+is open twice, once for each path. Space within a file is never given back (`discard` does nothing):
+it will be written again, and a hole costs an allocation then (measured for 896 MiB: 0.13 s to
+punch, and 0.49 s instead of 0.32 s to write and flush) that could meet a full device.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path as FilePath
+from typing import NamedTuple
+
+from objectcache_storage_server.engines.local.direct.alignment import (
+    Alignment,
+    split_at,
+)
+from objectcache_storage_server.engines.local.direct.batches import (
+    Bounce,
+    ReadBatch,
+    Submitter,
+    WriteBatch,
+)
+from objectcache_storage_server.engines.local.direct.kernel_facts import (
+    direct_alignment,
+    piece_bytes_max,
+    start_write_back,
+)
+from objectcache_storage_server.engines.local.direct.threads import (
+    ThreadSubmitter,
+    read_whole,
+    write_whole,
+)
+from objectcache_storage_server.engines.local.direct.uring import UringSubmitter
+from objectcache_storage_server.engines.local.volumes.volume import (
+    BLOCK_BYTES,
+    Path,
+    Transfer,
+    Volume,
+)
+from objectcache_storage_server.engines.object_files import sync_folder
+
+FLUSH_THREADS = 8  # a device takes several flushes at once
+_NAME = re.compile(r"\d{6,}")
+_UNFINISHED = ".unfinished"
+_NOT_FOUND_WITHOUT_WAITING = (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL)
+_READ_WRITE = os.O_RDWR | os.O_CLOEXEC
+
+
+class _DataFile(NamedTuple):
+    """One segment's file descriptors."""
+
+    buffered: int
+    direct: int  # -1 where the volume has no direct path
+
+    def close(self) -> None:
+        os.close(self.buffered)
+        if self.direct >= 0:
+            os.close(self.direct)
+
+
+class DataFiles(Volume):
+    """Files `000000`, `000001`, ... of `segment_bytes` in a folder."""
+
+    def __init__(
+        self,
+        folder: FilePath,
+        segment_bytes: int,
+        capacity_bytes: int,
+        reserve_bytes: int,
+        direct_io: str = "auto",
+        depth: int = 32,
+    ) -> None:
+        """Open the folder, made where it is missing, and the files in it.
+
+        `capacity_bytes` bounds what the files take, 0: what the file system has; `reserve_bytes` of
+        that stay free. `direct_io` is auto, io_uring or threads; `depth` bounds what one thread has
+        in flight. Where the file system has no direct path, `paths` has the page cache only, and a
+        transfer on the other fails an assertion.
+
+        Raises `OSError`: EINVAL where a file is not of `segment_bytes`, and where `direct_io` is
+        io_uring and the kernel does not allow it.
+        """
+        assert segment_bytes > 0
+        assert segment_bytes % BLOCK_BYTES == 0
+        self.segment_bytes = segment_bytes
+        self._folder = folder
+        self._capacity_bytes = capacity_bytes
+        self._reserve_bytes = reserve_bytes
+        self._changing = threading.Lock()  # of the set of files
+        self._local = threading.local()  # bounce buffers
+        _make_folder(folder)
+        self._alignment = _probe_alignment(folder)
+        self._submitter: Submitter | None = None
+        self.paths = frozenset({Path.PAGE_CACHE})
+        self.device_path = "none: the file system has no direct path"
+        if self._alignment is not None:
+            self._submitter = _open_submitter(direct_io, depth)
+            self.paths = frozenset(Path)
+            self.device_path = self._submitter.description
+        self._files: dict[int, _DataFile] = {}
+        self._flush_pool = ThreadPoolExecutor(FLUSH_THREADS, "objectcache-flush")
+        self._is_closed = False
+        self._piece_bytes_max = piece_bytes_max(folder)
+        try:
+            self._open_files()
+        except OSError:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return (
+            f"<DataFiles {len(self._files)} of {self.segment_bytes} bytes, "
+            f"direct path: {self.device_path}>"
+        )
+
+    # --- space ---
+
+    def segments(self) -> Sequence[int]:
+        return sorted(self._files)
+
+    def extend(self) -> int:
+        with self._changing:
+            self._check_open()
+            if self.room_bytes() < self.segment_bytes:
+                raise OSError(errno.ENOSPC, "no room for another data file")
+            segment = next(number for number in itertools.count() if number not in self._files)
+            self._create(segment)
+            try:
+                self._files[segment] = self._open_file(segment)
+            except OSError:
+                self._path(segment).unlink()
+                raise
+            return segment
+
+    def remove(self, segment: int) -> None:
+        with self._changing:
+            self._check_open()
+            self._path(segment).unlink()
+            self._files.pop(segment).close()
+
+    def room_bytes(self) -> int:
+        system = os.statvfs(self._folder)
+        room_bytes = system.f_bavail * system.f_frsize - self._reserve_bytes
+        if self._capacity_bytes:
+            taken_bytes = len(self._files) * self.segment_bytes
+            room_bytes = min(room_bytes, self._capacity_bytes - taken_bytes)
+        return max(0, room_bytes - room_bytes % self.segment_bytes)
+
+    # --- bytes ---
+
+    def read(self, transfers: Sequence[Transfer], path: Path) -> int:
+        if path is Path.PAGE_CACHE:
+            located = self._located(transfers)
+            return sum(
+                _read_cached(file.buffered, offset, memory) for file, offset, memory in located
+            )
+        batch = ReadBatch(*self._direct_parts())
+        for file, offset, memory in self._located(transfers):
+            batch.add(file.direct, offset, memory)
+        batch.run()
+        return 0
+
+    def write(self, transfers: Sequence[Transfer], path: Path) -> None:
+        if path is Path.PAGE_CACHE:
+            for file, offset, memory in self._located(transfers):
+                write_whole(file.buffered, offset, memory)
+                start_write_back(file.buffered, offset, len(memory))
+            return
+        batch = WriteBatch(*self._direct_parts())
+        for file, offset, memory in self._located(transfers):
+            batch.add(file.direct, offset, memory)
+        batch.run()
+
+    def flush(self, ranges: Sequence[tuple[int, int]]) -> None:
+        touched = {
+            offset // self.segment_bytes
+            for begin, length in ranges
+            for offset, _ in split_at(begin, length, self.segment_bytes)
+        }
+        file_descriptors = [self._file(segment).buffered for segment in sorted(touched)]
+        if len(file_descriptors) == 1:
+            os.fdatasync(file_descriptors[0])
+            return
+        for _ in self._flush_pool.map(os.fdatasync, file_descriptors):
+            pass
+
+    def drop_cache(self, offset_bytes: int, length_bytes: int) -> None:
+        for offset, length in split_at(offset_bytes, length_bytes, self.segment_bytes):
+            segment, begin = divmod(offset, self.segment_bytes)
+            os.posix_fadvise(self._file(segment).buffered, begin, length, os.POSIX_FADV_DONTNEED)
+
+    def discard(self, offset_bytes: int, length_bytes: int) -> None:
+        """Nothing: see the head of this module."""
+
+    def close(self) -> None:
+        with self._changing:
+            self._is_closed = True
+            files, self._files = self._files, {}
+        self._flush_pool.shutdown()
+        if self._submitter is not None:
+            self._submitter.close()
+        self._local = threading.local()
+        for file in files.values():
+            file.close()
+
+    def _located(
+        self, transfers: Iterable[Transfer]
+    ) -> Iterator[tuple[_DataFile, int, memoryview]]:
+        """Each transfer's file, its offset there, and its memory; empty ones are left out."""
+        for offset_bytes, memory in transfers:
+            done = 0
+            for offset, length in split_at(offset_bytes, len(memory), self.segment_bytes):
+                segment, begin = divmod(offset, self.segment_bytes)
+                yield self._file(segment), begin, memory[done : done + length]
+                done += length
+
+    def _direct_parts(self) -> tuple[Submitter, Alignment, Bounce, int]:
+        assert self._submitter is not None, "this volume has no direct path"
+        assert self._alignment is not None, "this volume has no direct path"
+        bounce: Bounce | None = getattr(self._local, "bounce", None)
+        if bounce is None:
+            bounce = self._local.bounce = Bounce()
+        bounce.used_bytes = 0
+        return self._submitter, self._alignment, bounce, self._piece_bytes_max
+
+    # --- files ---
+
+    def _file(self, segment: int) -> _DataFile:
+        try:
+            return self._files[segment]
+        except KeyError:
+            self._check_open()
+            raise OSError(errno.EIO, f"the volume has no data file {segment}") from None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OSError(errno.EBADF, "the volume is closed")
+
+    def _path(self, segment: int) -> FilePath:
+        return self._folder / f"{segment:06d}"
+
+    def _create(self, segment: int) -> None:
+        """A file of the whole length, durable, or none; raises `OSError`."""
+        unfinished = self._folder / f"{segment:06d}{_UNFINISHED}"
+        try:
+            _allocate(unfinished, self.segment_bytes)
+            unfinished.rename(self._path(segment))
+            sync_folder(self._folder)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            self._path(segment).unlink(missing_ok=True)
+            raise
+
+    def _open_files(self) -> None:
+        for path in sorted(self._folder.iterdir()):
+            if path.name.endswith(_UNFINISHED):
+                path.unlink()
+            elif _NAME.fullmatch(path.name):
+                self._check_length(path)
+                self._files[int(path.name)] = self._open_file(int(path.name))
+
+    def _check_length(self, path: FilePath) -> None:
+        length_bytes = path.stat().st_size
+        if length_bytes != self.segment_bytes:
+            raise OSError(
+                errno.EINVAL,
+                f"data file {path.name} has {length_bytes} bytes and should have "
+                f"{self.segment_bytes}: storage.data_file_bytes differs from when it was made, or "
+                f"the file is damaged",
+            )
+
+    def _open_file(self, segment: int) -> _DataFile:
+        path = self._path(segment)
+        buffered = os.open(path, _READ_WRITE)
+        if Path.DIRECT not in self.paths:
+            return _DataFile(buffered, -1)
+        try:
+            return _DataFile(buffered, os.open(path, _READ_WRITE | os.O_DIRECT))
+        except OSError:
+            os.close(buffered)
+            raise
+
+
+def _make_folder(folder: FilePath) -> None:
+    if not folder.is_dir():
+        folder.mkdir(mode=0o700)
+        sync_folder(folder.parent)
+
+
+def _allocate(path: FilePath, length_bytes: int) -> None:
+    file_descriptor = os.open(path, _READ_WRITE | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(file_descriptor, 0, length_bytes)
+        os.fsync(file_descriptor)
+    finally:
+        os.close(file_descriptor)
+
+
+def _probe_alignment(folder: FilePath) -> Alignment | None:
+    """What the direct path asks of files in this folder; None where they have none that can write
+    single blocks.
+    """
+    probe = folder / f"probe{_UNFINISHED}"
+    probe.unlink(missing_ok=True)
+    try:
+        file_descriptor = os.open(probe, _READ_WRITE | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    except OSError as error:
+        probe.unlink(missing_ok=True)
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return None
+    try:
+        alignment = direct_alignment(file_descriptor)
+    finally:
+        os.close(file_descriptor)
+        probe.unlink()
+    if alignment is None or alignment.offset_bytes > BLOCK_BYTES:
+        return None
+    return alignment
+
+
+def _open_submitter(direct_io: str, depth: int) -> Submitter:
+    if direct_io == "threads":
+        return ThreadSubmitter(depth, "as storage.direct_io says")
+    try:
+        return UringSubmitter(depth)
+    except OSError as error:
+        if direct_io == "io_uring":
+            raise
+        name = errno.errorcode.get(error.errno or 0, "unknown error")
+        return ThreadSubmitter(depth, f"io_uring is not allowed here ({name})")
+
+
+def _read_cached(file_descriptor: int, offset_bytes: int, memory: memoryview) -> int:
+    """Fill `memory` through the page cache; returns how many bytes from its begin on were there."""
+    found_bytes = 0
+    try:
+        found_bytes = os.preadv(file_descriptor, (memory,), offset_bytes, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno not in _NOT_FOUND_WITHOUT_WAITING:
+            raise
+    if found_bytes < len(memory):
+        read_whole(file_descriptor, offset_bytes + found_bytes, memory[found_bytes:])
+    return found_bytes
