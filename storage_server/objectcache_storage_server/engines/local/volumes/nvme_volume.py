@@ -1,0 +1,254 @@
+"""A volume in a raw NVMe namespace, which the store owns whole: the direct path only.
+
+The first `HEADER_BYTES` hold the superblock (`nvme_superblock.py`); the volume's address 0 is what
+follows. Segments are all there from the start, the length of the namespace being fixed; one that
+was removed can be added again, and is there again when the volume is next opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+
+from objectcache_schemas.errors import Unavailable
+from objectcache_schemas.limits import MIB
+from objectcache_storage_server.engines.local.direct.batches import (
+    Bounce,
+    ReadBatch,
+    WriteBatch,
+    address_of,
+)
+from objectcache_storage_server.engines.local.direct.nvme_commands import (
+    DEALLOCATE_RANGE_BYTES,
+    LbaRange,
+    deallocate_command,
+    deallocate_lists,
+    flush_command,
+    lba_range,
+)
+from objectcache_storage_server.engines.local.direct.nvme_device import NvmeDevice
+from objectcache_storage_server.engines.local.direct.nvme_kernel import KernelNvmeDevice
+from objectcache_storage_server.engines.local.direct.nvme_submitter import NvmeSubmitter
+from objectcache_storage_server.engines.local.volumes.nvme_store_id import StoreId
+from objectcache_storage_server.engines.local.volumes.nvme_superblock import (
+    HEADER_BYTES,
+    MARGIN_BYTES,
+    SUPERBLOCK_BYTES,
+    Claim,
+    RefusedNamespace,
+    Superblock,
+    judge,
+)
+from objectcache_storage_server.engines.local.volumes.volume import (
+    BLOCK_BYTES,
+    Path,
+    Transfer,
+    Volume,
+)
+
+PIECE_BYTES_MAX = 1 * MIB  # of what goes through the bounce buffer at once
+_NO_FILE = -1  # pieces name a range of the namespace alone
+
+log = logging.getLogger("objectcache.storage_server.engines.local.volumes.nvme_volume")
+
+
+def open_nvme_volume(
+    device_path: FilePath, folder: FilePath, segment_bytes: int, depth: int
+) -> NvmeVolume:
+    """The volume in the namespace `device_path` (/dev/ng0n1); `folder` is the store's index folder.
+
+    Raises `Unavailable`, with a remedy, where it cannot be used or is not this store's.
+    """
+    device = KernelNvmeDevice(device_path, depth)
+    try:
+        return NvmeVolume(device, folder, segment_bytes)
+    except BaseException:
+        device.close()
+        raise
+
+
+class NvmeVolume(Volume):
+    """Segments one after the other, behind the superblock."""
+
+    def __init__(self, device: NvmeDevice, folder: FilePath, segment_bytes: int) -> None:
+        """Open the namespace, or format one that is blank and the store's first.
+
+        `segment_bytes` counts when it is formatted; after that, what the superblock says. The
+        volume closes `device`, except where the constructor raises. Raises `Unavailable`.
+        """
+        assert segment_bytes > 0
+        assert segment_bytes % BLOCK_BYTES == 0
+        self.paths = frozenset({Path.DIRECT})
+        self._device = device
+        self._submitter = NvmeSubmitter(device)
+        self.device_path = self._submitter.description
+        self._local = threading.local()  # bounce buffers
+        self._changing = threading.Lock()  # of the set of segments
+        self._is_closed = False
+        try:
+            superblock = self._claim(StoreId(folder), segment_bytes)
+        except (RefusedNamespace, ValueError) as error:
+            raise Unavailable(f"{device.name} is not used: {error}") from error
+        except OSError as error:
+            raise Unavailable(f"{device.name} cannot be opened: {error}") from error
+        self.segment_bytes = superblock.segment_bytes
+        self._segment_count = _segment_count(superblock.capacity_bytes, self.segment_bytes)
+        self._segments = set(range(self._segment_count))
+
+    def __repr__(self) -> str:
+        return (
+            f"<NvmeVolume {len(self._segments)} of {self.segment_bytes} bytes, "
+            f"direct path: {self.device_path}>"
+        )
+
+    # --- space ---
+
+    def segments(self) -> Sequence[int]:
+        return sorted(self._segments)
+
+    def extend(self) -> int:
+        with self._changing:
+            self._check_open()
+            for segment in range(self._segment_count):
+                if segment not in self._segments:
+                    self._segments.add(segment)
+                    return segment
+        raise OSError(errno.ENOSPC, "the namespace has no more segments")
+
+    def remove(self, segment: int) -> None:
+        with self._changing:
+            self._check_open()
+            self._segments.remove(segment)
+            self.discard(segment * self.segment_bytes, self.segment_bytes)
+
+    def room_bytes(self) -> int:
+        return (self._segment_count - len(self._segments)) * self.segment_bytes
+
+    # --- bytes ---
+
+    def read(self, transfers: Sequence[Transfer], path: Path) -> int:
+        assert path is Path.DIRECT, "a namespace has no page cache"
+        batch = ReadBatch(self._submitter, self._submitter.alignment, *self._bounce())
+        for offset_bytes, memory in transfers:
+            # The controller writes to the address: nobody else would notice.
+            assert not memory.readonly
+            if len(memory):
+                batch.add(_NO_FILE, self._located(offset_bytes, len(memory)), memory)
+        batch.run()
+        return 0
+
+    def write(self, transfers: Sequence[Transfer], path: Path) -> None:
+        assert path is Path.DIRECT, "a namespace has no page cache"
+        batch = WriteBatch(self._submitter, self._submitter.alignment, *self._bounce())
+        for offset_bytes, memory in transfers:
+            if len(memory):
+                batch.add(_NO_FILE, self._located(offset_bytes, len(memory)), memory)
+        batch.run()
+
+    def flush(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Of the whole namespace; nothing where the controller has no volatile write cache."""
+        self._check_open()
+        if ranges and self._device.controller.has_write_cache:
+            self._device.run([flush_command(self._device.namespace.nsid)], "NVMe flush")
+
+    def drop_cache(self, offset_bytes: int, length_bytes: int) -> None:
+        """Nothing: no page cache holds any of it."""
+
+    def discard(self, offset_bytes: int, length_bytes: int) -> None:
+        """Deallocate the whole blocks of the range."""
+        begin = -(-offset_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        end = (offset_bytes + length_bytes) // BLOCK_BYTES * BLOCK_BYTES
+        if self._device.controller.has_deallocate and begin < end:
+            located = self._located(begin, end - begin)
+            lba_bytes = self._device.namespace.lba_bytes
+            self._deallocate(lba_range(located, end - begin, lba_bytes))
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._local = threading.local()
+        self._device.close()
+
+    def _located(self, offset_bytes: int, length_bytes: int) -> int:
+        """Where a range of the volume begins in the namespace."""
+        self._check_open()
+        end = offset_bytes + length_bytes
+        if offset_bytes < 0 or end > self._segment_count * self.segment_bytes:
+            raise OSError(
+                errno.EIO, f"{length_bytes} bytes at {offset_bytes} are not in the volume"
+            )
+        return HEADER_BYTES + offset_bytes
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OSError(errno.EBADF, "the volume is closed")
+
+    def _bounce(self) -> tuple[Bounce, int]:
+        bounce: Bounce | None = getattr(self._local, "bounce", None)
+        if bounce is None:
+            bounce = self._local.bounce = Bounce()
+        bounce.used_bytes = 0
+        return bounce, PIECE_BYTES_MAX
+
+    def _deallocate(self, lbas: LbaRange) -> None:
+        limits = self._device.deallocate_limits
+        nsid = self._device.namespace.nsid
+        lists = [
+            memoryview(bytearray(each))
+            for each in deallocate_lists(
+                lbas, limits.range_lbas_max, limits.ranges_max, limits.lbas_max
+            )
+        ]
+        commands = [
+            deallocate_command(nsid, len(each) // DEALLOCATE_RANGE_BYTES, address_of(each))
+            for each in lists
+        ]
+        self._device.run(commands, "NVMe deallocate")
+
+    # --- the superblock ---
+
+    def _claim(self, store_id: StoreId, segment_bytes: int) -> Superblock:
+        """Find or make this store's superblock; raises `RefusedNamespace`, `OSError`."""
+        capacity_bytes = self._device.namespace.capacity_bytes
+        if capacity_bytes < HEADER_BYTES + MARGIN_BYTES:
+            raise RefusedNamespace(f"it has only {capacity_bytes} bytes")
+        begin = self._read_namespace(0, MARGIN_BYTES)
+        end = self._read_namespace(capacity_bytes - MARGIN_BYTES, MARGIN_BYTES)
+        found = Superblock.from_bytes(begin)
+        claim = judge(
+            found,
+            is_blank=not any(begin) and not any(end),
+            own_id=store_id.value,
+            is_formatted=store_id.is_finished,
+            capacity_bytes=capacity_bytes,
+        )
+        if found is None or claim is Claim.FORMAT:
+            found = self._format(store_id, segment_bytes, capacity_bytes)
+        store_id.finish()
+        return found
+
+    def _format(self, store_id: StoreId, segment_bytes: int, capacity_bytes: int) -> Superblock:
+        if not _segment_count(capacity_bytes, segment_bytes):
+            raise RefusedNamespace(
+                f"it has {capacity_bytes} bytes, less than a segment; lower storage.data_file_bytes"
+            )
+        superblock = Superblock(store_id.begin(), segment_bytes, capacity_bytes)
+        log.info("formatting %s", self._device.name)
+        batch = WriteBatch(self._submitter, self._submitter.alignment, *self._bounce())
+        batch.add(_NO_FILE, 0, memoryview(superblock.to_bytes()))
+        batch.run()
+        self.flush([(0, SUPERBLOCK_BYTES)])
+        return superblock
+
+    def _read_namespace(self, offset_bytes: int, length_bytes: int) -> bytes:
+        data = bytearray(length_bytes)
+        batch = ReadBatch(self._submitter, self._submitter.alignment, *self._bounce())
+        batch.add(_NO_FILE, offset_bytes, memoryview(data))
+        batch.run()
+        return bytes(data)
+
+
+def _segment_count(capacity_bytes: int, segment_bytes: int) -> int:
+    return (capacity_bytes - HEADER_BYTES) // segment_bytes
