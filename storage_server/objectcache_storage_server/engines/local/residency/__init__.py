@@ -1,0 +1,1 @@
+"""Which extents the page cache serves."""
