@@ -88,7 +88,73 @@ class GatewaySettings(_Settings, frozen=True):
 class StorageSettings(_Settings, frozen=True):
     """The storage server's own."""
 
-    engine: Annotated[str, _doc("memory or files")] = "files"
+    engine: Annotated[str, _doc("local, files or memory")] = "local"
+    capacity_bytes: Annotated[
+        int,
+        msgspec.Meta(ge=0),
+        _doc("space for data files; 0 is what the file system has, less capacity_reserve_bytes"),
+    ] = 0
+    capacity_reserve_bytes: Annotated[
+        int, msgspec.Meta(ge=0), _doc("space left to others on the file system")
+    ] = 1 * GIB
+    data_file_bytes: Annotated[
+        int, msgspec.Meta(ge=4 * MIB, multiple_of=4 * KIB), _doc("size of one data file")
+    ] = 1 * GIB
+    extent_row_bytes: Annotated[
+        int, msgspec.Meta(ge=4 * KIB, le=64 * MIB), _doc("one layer of an extent, about")
+    ] = 1 * MIB
+    extent_bytes_max: Annotated[
+        int,
+        msgspec.Meta(ge=1 * MIB),
+        _doc("largest extent of several chunks, and run of an object"),
+    ] = 64 * MIB
+    index_bytes_max: Annotated[
+        int, msgspec.Meta(ge=16 * MIB), _doc("size to which the index may grow (its address space)")
+    ] = 64 * GIB
+    when_full: Annotated[
+        str, msgspec.Meta(pattern="^(evict|refuse)$"), _doc("evict chunks, or refuse puts")
+    ] = "evict"
+    high_watermark: Annotated[
+        float, msgspec.Meta(gt=0, le=1), _doc("part of the capacity from which chunks are evicted")
+    ] = 0.95
+    low_watermark: Annotated[
+        float, msgspec.Meta(gt=0, le=1), _doc("part of the capacity down to which they are")
+    ] = 0.90
+    page_cache_bytes: Annotated[
+        int,
+        msgspec.Meta(ge=-1),
+        _doc("page cache for extents; -1 is what the memory limits leave, 0 reads all directly"),
+    ] = -1
+    page_cache_fraction: Annotated[
+        float, msgspec.Meta(gt=0, le=1), _doc("part of what the memory limits leave that is used")
+    ] = 0.8
+    direct_io: Annotated[
+        str,
+        msgspec.Meta(pattern="^(auto|io_uring|threads)$"),
+        _doc("how the direct path submits: auto is io_uring where the kernel allows it"),
+    ] = "auto"
+    direct_depth: Annotated[
+        int,
+        msgspec.Meta(ge=1, le=1024),
+        _doc("requests in flight of one reader on the direct path"),
+    ] = 32
+    nvme_device: Annotated[
+        str, _doc("character device of an NVMe namespace (/dev/ng0n1) that the store owns whole")
+    ] = ""
+    overlap: Annotated[
+        str,
+        msgspec.Meta(pattern="^(auto|intra|cross)$"),
+        _doc("whether readers share the device; auto measures"),
+    ] = "auto"
+    compaction_bytes_per_s: Annotated[
+        int, msgspec.Meta(ge=0), _doc("rate at which chunks are moved together; 0 never moves any")
+    ] = 64 * MIB
+    compaction_idle_s: Annotated[
+        float, msgspec.Meta(ge=0), _doc("age from which a chunk may be moved")
+    ] = 30.0
+    put_buffer_bytes_max: Annotated[
+        Positive, _doc("memory in which puts gather whole extents, for all puts")
+    ] = 512 * MIB
     reader_threads: Annotated[
         int, msgspec.Meta(ge=0), _doc("threads that read chunks; 0 is one a core, 8 at most")
     ] = 0

@@ -19,17 +19,24 @@ from objectcache_schemas.errors import (
     NotFound,
     ObjectCacheError,
     PreconditionFailed,
+    Unsupported,
 )
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import Condition, ObjectAttributes
+from objectcache_schemas.messages import (
+    BucketPolicy,
+    Condition,
+    Durability,
+    ObjectAttributes,
+    Verification,
+)
 from objectcache_storage_server.engines.base import (
     COPY_BYTES,
     Engine,
-    Placement,
+    PrefixShape,
     Read,
     StagedPut,
 )
-from objectcache_storage_server.engines.block_checksums import block_checksums
+from objectcache_storage_server.engines.block_checksums import block_checksums, slice_block_bytes
 from objectcache_storage_server.engines.content_etags import content_etag
 from objectcache_storage_server.engines.files import FilesEngine
 from objectcache_storage_server.engines.memory import MemoryEngine
@@ -46,16 +53,23 @@ from tests.contract.engine_suite import (
     staged_put,
     stored_keys,
 )
+from tests.contract.local_engines import small_local_engine
 
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "memory": lambda _: MemoryEngine(),
     "files": lambda folder: FilesEngine(folder, open_objects_max=64),
     "files-uncached": lambda folder: FilesEngine(folder, open_objects_max=1),
+    "local": lambda folder: small_local_engine(folder),
+    "local-direct": lambda folder: small_local_engine(folder, page_cache_bytes=0),
+    "local-threads": lambda folder: small_local_engine(
+        folder, page_cache_bytes=0, direct_io="threads", overlap="cross"
+    ),
     "metered": lambda _: MeteredEngine(MemoryEngine()),
     "slow": lambda _: SlowEngine(MemoryEngine()),
 }
 IMMUTABLE = Condition(immutable=True)
 ABSENT = Condition(absent=True)
+OPERATED = frozenset({"local"})  # engines with policies, pins and a check
 
 
 @pytest.fixture(params=ENGINES)
@@ -115,7 +129,9 @@ def test_a_bucket_created_again_is_empty(engine: Engine) -> None:
         lambda e: e.bucket("none"),
         lambda e: e.delete_bucket("none"),
         lambda e: e.set_layout("none", LAYOUT),
+        lambda e: e.set_policy("none", BucketPolicy()),
         lambda e: e.stage("none", "key"),
+        lambda e: e.stage_prefix("none", PrefixShape(["key"], 1, 8, layerwise=True)),
         lambda e: e.delete("none", ["key"]),
         lambda e: e.stat("none", "key"),
         lambda e: e.match("none", ["key"]),
@@ -185,6 +201,76 @@ def test_a_bucket_with_a_layout_takes_no_object_of_another_size(engine: Engine) 
     assert read(engine, "key") is None
 
 
+# --- policies ---
+
+POLICY = BucketPolicy(
+    durability=Durability.ASYNC,
+    verification=Verification.SAMPLED,
+    quota_bytes=10 * MIB,
+    ttl_s=3600.0,
+)
+
+
+def test_a_bucket_begins_with_the_policy_that_loses_nothing(engine: Engine) -> None:
+    assert engine.bucket(BUCKET.name).policy == BucketPolicy()
+    engine.set_policy(BUCKET.name, BucketPolicy())
+    assert engine.bucket(BUCKET.name) == BUCKET
+
+
+def test_another_policy_is_kept_or_refused_with_the_engine_that_has_it(engine: Engine) -> None:
+    engine.set_layout(BUCKET.name, LAYOUT)
+    if engine.capabilities.name not in OPERATED:
+        with pytest.raises(Unsupported, match="local has"):
+            engine.set_policy(BUCKET.name, POLICY)
+        assert engine.bucket(BUCKET.name).policy == BucketPolicy()
+        return
+    engine.set_policy(BUCKET.name, POLICY)
+    expected = msgspec.structs.replace(BUCKET, layout=LAYOUT, policy=POLICY)
+    assert engine.bucket(BUCKET.name) == expected
+    engine.set_policy(BUCKET.name, BucketPolicy())
+    assert engine.bucket(BUCKET.name).policy == BucketPolicy()
+
+
+def test_objects_are_pinned_and_counted_or_the_engine_says_that_it_evicts_nothing(
+    engine: Engine,
+) -> None:
+    put_batch(engine, {"a": b"1", "b": b"2"})
+    if engine.capabilities.name not in OPERATED:
+        with pytest.raises(Unsupported, match="local does"):
+            engine.pin(BUCKET.name, ["a"], True)
+        return
+    assert engine.pin(BUCKET.name, ["a", "missing", "b"], True) == 2
+    assert engine.pin(BUCKET.name, ["b"], False) == 1
+    assert read(engine, "a") == b"1"
+
+
+# --- the engine itself ---
+
+
+def test_the_status_names_the_engine_and_counts_what_it_knows(engine: Engine) -> None:
+    status = engine.status()
+    assert (status.engine, status.damaged) == (engine.capabilities.name, 0)
+    put_batch(engine, {"a": b"1", "b": b"2"})
+    after = engine.status()
+    assert after.objects - status.objects in (0, 2)
+    if after.capacity_bytes:
+        assert after.objects - status.objects == 2
+        assert 0 < after.live_bytes <= after.allocated_bytes <= after.capacity_bytes
+        assert sum(one.bytes for one in after.extents) == after.allocated_bytes
+
+
+def test_a_check_of_a_sound_store_finds_nothing(engine: Engine) -> None:
+    put_batch(engine, {f"{i}": content(i, 100_000) for i in range(20)})
+    if engine.capabilities.name not in OPERATED:
+        with pytest.raises(Unsupported, match="local has"):
+            engine.check(False, lambda _: True)
+        return
+    report = engine.check(False, lambda _: True)
+    assert (report.objects, report.bytes) == (20, 20 * 100_000)
+    assert (report.damaged, report.misplaced, report.leaked_bytes) == (0, 0, 0)
+    assert report.examples == ()
+
+
 # --- writing ---
 
 
@@ -241,6 +327,137 @@ def test_chunks_may_be_written_layer_after_layer(engine: Engine) -> None:
             staged[key].write_at(begin, memoryview(data)[begin : begin + slice_bytes])
     engine.commit([StagedPut(each, "etag") for each in staged.values()], IMMUTABLE)
     assert {key: read(engine, key) for key in chunks} == chunks
+
+
+# --- the chunks of one put ---
+
+
+def chunks_of(shape: PrefixShape) -> dict[str, bytes]:
+    return {key: content(key, shape.chunk_bytes) for key in shape.keys}
+
+
+def payload_of(shape: PrefixShape, chunks: dict[str, bytes]) -> bytes:
+    """The chunks in the order in which a put sends them."""
+    if not shape.layerwise:
+        return b"".join(chunks.values())
+    begins = range(0, shape.chunk_bytes, shape.slice_bytes)
+    return b"".join(data[b : b + shape.slice_bytes] for b in begins for data in chunks.values())
+
+
+def write_prefix(
+    engine: Engine, shape: PrefixShape, payload: bytes, buffer_bytes: int
+) -> list[StagedPut]:
+    """Stage a put whose payload arrives in buffers of this size; one memory takes all of them."""
+    prefix = engine.stage_prefix(BUCKET.name, shape)
+    buffer = bytearray(buffer_bytes)
+    for begin in range(0, len(payload), buffer_bytes):
+        piece = payload[begin : begin + buffer_bytes]
+        buffer[: len(piece)] = piece
+        prefix.write(begin, memoryview(buffer)[: len(piece)])
+    return [StagedPut(staged, "") for staged in prefix.staged]
+
+
+@pytest.mark.parametrize(
+    ("slice_bytes", "num_layers", "chunk_count", "buffer_blocks"),
+    [
+        (1000, 3, 7, 1),
+        (1000, 3, 7, 5),
+        (1000, 3, 7, 1000),
+        (4096, 1, 9, 5),
+        (8192, 2, 1, 1),
+        (3 * MIB // 2, 2, 2, 3),
+    ],
+)
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_the_chunks_of_a_put_read_back_as_they_were_sent(
+    engine: Engine,
+    layerwise: bool,
+    slice_bytes: int,
+    num_layers: int,
+    chunk_count: int,
+    buffer_blocks: int,
+) -> None:
+    keys = [f"chunk {i}" for i in range(chunk_count)]
+    shape = PrefixShape(keys, num_layers, slice_bytes, layerwise)
+    chunks = chunks_of(shape)
+    payload = payload_of(shape, chunks)
+    puts = write_prefix(engine, shape, payload, buffer_blocks * slice_block_bytes(slice_bytes))
+    assert engine.match(BUCKET.name, keys) == 0
+    committed = engine.commit(puts, IMMUTABLE)
+    assert [one.info.key for one in committed] == keys
+    assert [one.existed for one in committed] == [False] * chunk_count
+    with engine.open_many(BUCKET.name, keys, are_prefix=True) as opened:
+        for index, data in enumerate(chunks.values()):
+            assert read_range(opened, index, 0, len(data)) == data
+            middle = len(data) // 2
+            assert read_range(opened, index, middle - 1, 3) == data[middle - 1 : middle + 2]
+
+
+def test_chunks_of_a_put_and_single_objects_of_the_same_bytes_are_the_same(engine: Engine) -> None:
+    shape = PrefixShape(["a", "b", "c"], 4, 1024, layerwise=True, parent_key="the one before")
+    chunks = chunks_of(shape)
+    first = put(engine, "b", chunks["b"], IMMUTABLE, etag="", block_bytes=shape.slice_bytes)
+    committed = engine.commit(
+        write_prefix(engine, shape, payload_of(shape, chunks), 2048), IMMUTABLE
+    )
+    assert [one.existed for one in committed] == [False, True, False]
+    assert committed[1].info == first.info
+    again = put(engine, "a", chunks["a"], IMMUTABLE, etag="", block_bytes=shape.slice_bytes)
+    assert (again.existed, again.info) == (True, committed[0].info)
+
+
+def test_a_put_of_chunks_that_conflicts_stores_none_of_them(engine: Engine) -> None:
+    shape = PrefixShape(["a", "b", "c"], 4, 1024, layerwise=False)
+    put(engine, "b", b"other")
+    puts = write_prefix(engine, shape, payload_of(shape, chunks_of(shape)), 4096)
+    assert code_of(lambda: engine.commit(puts, IMMUTABLE)) == "ContentConflict"
+    assert stored_keys(engine) == ["b"]
+
+
+def test_discarded_chunks_are_forgotten(engine: Engine) -> None:
+    shape = PrefixShape(["a", "b", "c"], 4, 1024, layerwise=True)
+    prefix = engine.stage_prefix(BUCKET.name, shape)
+    prefix.write(0, memoryview(bytes(5 * 1024)))
+    prefix.discard()
+    prefix.discard()
+    assert stored_keys(engine) == []
+    put(engine, "a", b"data")
+    assert read(engine, "a") == b"data"
+
+
+def test_discarding_chunks_after_the_commit_changes_nothing(engine: Engine) -> None:
+    shape = PrefixShape(["a", "b"], 4, 1024, layerwise=True)
+    chunks = chunks_of(shape)
+    prefix = engine.stage_prefix(BUCKET.name, shape)
+    prefix.write(0, memoryview(payload_of(shape, chunks)))
+    engine.commit([StagedPut(staged, "") for staged in prefix.staged], IMMUTABLE)
+    prefix.discard()
+    assert {key: read(engine, key) for key in chunks} == chunks
+
+
+def test_a_chunk_is_read_in_slices_of_any_size(engine: Engine) -> None:
+    shape = PrefixShape([f"{i}" for i in range(5)], 6, 1000, layerwise=True)
+    chunks = chunks_of(shape)
+    engine.commit(write_prefix(engine, shape, payload_of(shape, chunks), 3000), IMMUTABLE)
+    with engine.open_many(BUCKET.name, shape.keys) as opened:
+        for place, data in zip(opened.placements(), chunks.values(), strict=True):
+            for slice_bytes in (500, 750, 1000, 3000, 6000):
+                buffer, reads = bytearray(len(data)), list[Read]()
+                for begin in range(0, len(data), slice_bytes):
+                    landing = begin
+                    for start, length in place.runs(begin, slice_bytes):
+                        reads.append(Read(place.source, start, length, landing))
+                        landing += length
+                opened.read_many(reads, memoryview(buffer))
+                assert buffer == data
+
+
+def test_the_answer_is_the_same_whether_keys_are_said_to_be_a_prefix(engine: Engine) -> None:
+    put_batch(engine, {"a": b"1", "c": b"3"})
+    keys = ["a", "missing", "c"]
+    for are_prefix in (True, False):
+        with engine.open_many(BUCKET.name, keys, are_prefix=are_prefix) as opened:
+            assert [info and info.key for info in opened.infos] == ["a", None, "c"]
 
 
 def test_nothing_is_visible_before_the_commit(engine: Engine) -> None:
@@ -459,9 +676,10 @@ def test_reads_land_where_they_are_told(engine: Engine) -> None:
         for layer, (index, place) in itertools.product(
             range(layers), enumerate(opened.placements())
         ):
-            offset_bytes = place.base_bytes + layer * place.slots * slice_bytes
             landing = (layer * count + index) * slice_bytes
-            reads.append(Read(place.source, offset_bytes, slice_bytes, landing))
+            for offset_bytes, length_bytes in place.runs(layer * slice_bytes, slice_bytes):
+                reads.append(Read(place.source, offset_bytes, length_bytes, landing))
+                landing += length_bytes
         buffer = bytearray(len(expected) + 10)
         opened.read_many(reads, memoryview(buffer))
     assert buffer == expected + bytes(10)
@@ -492,8 +710,10 @@ def test_slices_of_another_size_than_the_blocks_are_exact(engine: Engine) -> Non
     for block_bytes, slice_bytes in ((1000, 600), (600, 1000), (500, 2000), (12_000, 750)):
         put(engine, "key", data, block_bytes=block_bytes)
         with engine.open_many(BUCKET.name, ["key"]) as opened:
+            (place,) = opened.placements()
             reads = [
-                Read(0, begin, slice_bytes, begin) for begin in range(0, len(data), slice_bytes)
+                Read(place.source, place.base_bytes + begin, slice_bytes, begin)
+                for begin in range(0, len(data), slice_bytes)
             ]
             buffer = bytearray(len(data))
             opened.read_many(reads, memoryview(buffer))
@@ -504,7 +724,8 @@ def test_an_object_on_its_own_lies_in_one_run(engine: Engine) -> None:
     put(engine, "key", b"data")
     with engine.open_many(BUCKET.name, ["key"]) as opened:
         (place,) = opened.placements()
-    assert place == Placement(place.source, place.base_bytes, slots=1)
+    assert place.runs(0, 4) == [(place.base_bytes, 4)]
+    assert place.runs(1, 0) == []
 
 
 def test_open_objects_survive_overwrite_and_delete(engine: Engine) -> None:

@@ -131,7 +131,7 @@ def test_a_port_in_use_is_a_clear_message_and_leaves_nothing_running(tmp_path: P
     ("flags", "words"),
     [
         (["--listen", "nonsense"], "gateway.listen must be host:port"),
-        (["--set", "storage.engine=tape"], "storage.engine must be memory or files"),
+        (["--set", "storage.engine=tape"], "storage.engine must be local, files or memory"),
     ],
 )
 def test_settings_that_only_a_server_can_judge_end_with_its_own_message(

@@ -526,7 +526,7 @@ def test_a_killed_server_tells_a_target_by_ending_its_session(tmp_path: Path) ->
 
 def test_wrong_settings_stop_it_with_one_line(tmp_path: Path) -> None:
     for setting, named in (
-        ("storage.engine=tape", "memory or files"),
+        ("storage.engine=tape", "local, files or memory"),
         ("storage.nothing=1", "storage.nothing"),
         ("storage.deliveries_max=many", "deliveries_max"),
     ):

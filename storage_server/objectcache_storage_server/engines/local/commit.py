@@ -1,0 +1,266 @@
+"""One commit of the local engine: judge, flush, and change the index in one transaction.
+
+It is judged twice. The first time without a lock, so that what is refused or stored already costs
+no flush; the second time inside the transaction, whose verdict counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from objectcache_schemas.errors import DamagedData, StorageFull
+from objectcache_schemas.messages import BucketInfo, Condition, Durability, ObjectInfo
+from objectcache_storage_server.engines.base import Committed, StagedPut
+from objectcache_storage_server.engines.block_checksums import BlockHasher
+from objectcache_storage_server.engines.commit_rules import Verdict, check_fits_layout, judge
+from objectcache_storage_server.engines.content_etags import content_etag
+from objectcache_storage_server.engines.local.index import IndexChange
+from objectcache_storage_server.engines.local.opened import PIECE_BYTES
+from objectcache_storage_server.engines.local.records import BucketRow, Version, key_hash
+from objectcache_storage_server.engines.local.staging import LocalStaged
+
+if TYPE_CHECKING:
+    from objectcache_storage_server.engines.local.engine import LocalEngine
+
+
+@dataclass(frozen=True, slots=True)
+class NewObject:
+    """A staged object and what will be said of it."""
+
+    staged: LocalStaged
+    info: ObjectInfo
+
+    @staticmethod
+    def of(put: StagedPut, modified_s: float) -> NewObject:
+        """The object that a put would store; asserts that it was written whole."""
+        staged = put.staged
+        assert isinstance(staged, LocalStaged)
+        staged.finish()
+        size_bytes = staged.size_bytes()
+        info = ObjectInfo(
+            key=staged.key,
+            size_bytes=size_bytes,
+            etag=put.etag or content_etag(size_bytes, staged.checksums()),
+            modified_s=modified_s,
+            attributes=put.attributes,
+        )
+        return NewObject(staged, info)
+
+    @property
+    def key(self) -> str:
+        """The object's key."""
+        return self.info.key
+
+    def version(self, bucket: BucketRow, number: int) -> Version:
+        """The version as the index stores it."""
+        staged = self.staged
+        extents, slot = staged.place()
+        parent_key = staged.parent_key
+        return Version(
+            bucket_number=bucket.number,
+            info=self.info,
+            number=number,
+            serial=0,
+            block_bytes=staged.block_bytes,
+            checksums=staged.checksums(),
+            extents=extents,
+            slot=slot,
+            is_evictable=staged.is_chunk or bucket.info.layout is not None,
+            parent_hash=0 if parent_key is None else key_hash(bucket.number, parent_key),
+        )
+
+
+class LocalCommit:
+    """The steps of a commit, and what it found on the way."""
+
+    def __init__(self, engine: LocalEngine, new: Sequence[NewObject], condition: Condition) -> None:
+        self.damaged: dict[str, str] = {}  # key to reason, of stored versions that were replaced
+        self._engine = engine
+        self._holdings = engine.holdings
+        self._new = new
+        self._condition = condition
+        self._keys = [each.key for each in new]
+        self._flushed: set[int] = set()
+        self._same_bytes: dict[tuple[str, int], bool] = {}  # by key and serial, where it was read
+
+    def carry_out(self) -> list[Committed]:
+        """Store what is not stored yet; raises as `Engine.commit` says."""
+        engine = self._engine
+        bucket_name = self._new[0].staged.bucket
+        with engine.index.reading() as view:
+            bucket = view.bucket(bucket_name)
+            stored = view.versions(bucket.number, self._keys)
+        to_store = self._judge(bucket, stored)
+        engine.make_room_in(bucket, self._growth_bytes(to_store, stored))
+        self._flush(bucket.info, to_store)
+        durable = bucket.info.policy.durability is Durability.SYNC
+        with engine.changing:
+            with engine.index.writing(durable=False) as change:
+                bucket = change.bucket(bucket_name)
+                stored = change.versions(bucket.number, self._keys)
+                to_store = self._judge(bucket, stored)
+                self._check_quota(bucket, self._growth_bytes(to_store, stored))
+                self._flush(bucket.info, to_store)
+                replaced = [stored[each.key] for each in to_store if each.key in stored]
+                versions, rows, emptied = self._change_index(change, bucket, to_store, replaced)
+            if replaced:
+                self._holdings.forget(replaced)
+            self._holdings.store(versions, rows)
+            for each in to_store:
+                each.staged.keep()
+        extents = sorted({number for version in versions for number in version.extents})
+        if durable:
+            engine.index.sync()  # commits of several threads share one
+            self._holdings.drop_extents(emptied)  # until then a crash may bring them back
+            engine.drop_from_cache(extents)
+        else:
+            engine.flush_later(extents, emptied)
+        return self._outcome(to_store, stored)
+
+    def _outcome(
+        self, to_store: Sequence[NewObject], stored: Mapping[str, Version]
+    ) -> list[Committed]:
+        is_new = {each.key for each in to_store}
+        return [
+            Committed(each.info, existed=False)
+            if each.key in is_new
+            else Committed(stored[each.key].info, existed=True)
+            for each in self._new
+        ]
+
+    def _change_index(
+        self,
+        change: IndexChange,
+        bucket: BucketRow,
+        to_store: Sequence[NewObject],
+        replaced: Sequence[Version],
+    ) -> tuple[list[Version], npt.NDArray[np.void], list[int]]:
+        """Name the new versions and their extents; returns them, their rows, and the extents that
+        nobody lives in then.
+        """
+        numbers, rows = self._holdings.new_object_rows(len(to_store))
+        try:
+            versions = [
+                each.version(bucket, number) for each, number in zip(to_store, numbers, strict=True)
+            ]
+            fill_rows(rows, versions)
+            emptied = self._holdings.emptied_by(replaced)
+            change.remove_extents(emptied)
+            self._add_extents(change, bucket, versions)
+            change.add(versions, rows)
+        except BaseException:
+            self._holdings.give_back_objects(numbers)
+            raise
+        return versions, rows, emptied
+
+    def _add_extents(
+        self, change: IndexChange, bucket: BucketRow, versions: Sequence[Version]
+    ) -> None:
+        numbers = sorted({number for version in versions for number in version.extents})
+        layout = bucket.info.layout
+        with self._holdings.lock:
+            rows = self._holdings.extents.rows
+            if layout is not None:  # a chunk on its own: of a shape that can be moved together
+                for version in versions:
+                    if len(version.extents) == 1 and rows["slots"][version.extents[0]] == 1:
+                        rows["num_layers"][version.extents[0]] = layout.num_layers
+                        rows["slice_bytes"][version.extents[0]] = layout.per_layer_chunk_bytes
+            added = rows[numbers]
+        change.add_extents(numbers, added)
+        if bucket.info.policy.durability is Durability.ASYNC:
+            change.mark_unflushed(numbers)
+
+    # --- judging ---
+
+    def _judge(self, bucket: BucketRow, stored: Mapping[str, Version]) -> list[NewObject]:
+        """Those that are to be stored."""
+        self.damaged = {}
+        return [each for each in self._new if self._is_to_store(bucket, each, stored.get(each.key))]
+
+    def _is_to_store(self, bucket: BucketRow, new: NewObject, stored: Version | None) -> bool:
+        check_fits_layout(new.key, new.info.size_bytes, bucket.info.layout)
+        try:
+            verdict = judge(
+                new.key,
+                self._condition,
+                self._condition.immutable or bucket.info.layout is not None,
+                stored.info if stored else None,
+                lambda: stored is not None and self._holds_same_bytes(stored, new),
+            )
+        except DamagedData as damage:  # what is stored is no bytes of anybody's: put it right
+            self.damaged[new.key] = str(damage)
+            return True
+        return verdict is Verdict.STORE
+
+    def _holds_same_bytes(self, stored: Version, new: NewObject) -> bool:
+        if stored.info.size_bytes != new.info.size_bytes:
+            return False
+        if stored.block_bytes == new.staged.block_bytes:
+            return stored.checksums == new.staged.checksums()
+        name = (new.key, stored.serial)
+        if name not in self._same_bytes:
+            self._same_bytes[name] = self._compare(stored, new.staged)
+        return self._same_bytes[name]
+
+    def _compare(self, stored: Version, new: LocalStaged) -> bool:
+        """Read the stored bytes and hash them in the new blocks; raises `DamagedData`."""
+        hasher = BlockHasher(new.block_bytes)
+        with self._engine.open_versions([stored]) as opened:
+            piece = memoryview(bytearray(min(PIECE_BYTES, stored.info.size_bytes)))
+            for offset_bytes in range(0, stored.info.size_bytes, PIECE_BYTES):
+                part = piece[: stored.info.size_bytes - offset_bytes]
+                opened.read_into(0, offset_bytes, part)
+                hasher.update(part)
+        return hasher.finish() == new.checksums()
+
+    # --- room and flush ---
+
+    @staticmethod
+    def _growth_bytes(to_store: Sequence[NewObject], stored: Mapping[str, Version]) -> int:
+        return sum(
+            each.info.size_bytes - (stored[each.key].info.size_bytes if each.key in stored else 0)
+            for each in to_store
+        )
+
+    def _check_quota(self, bucket: BucketRow, growth_bytes: int) -> None:
+        quota_bytes = bucket.info.policy.quota_bytes
+        stored_bytes = self._holdings.stored_bytes.get(bucket.number, 0)
+        if quota_bytes is not None and growth_bytes > 0:
+            over_bytes = stored_bytes + growth_bytes - quota_bytes
+            if over_bytes > 0:
+                raise quota_exceeded(bucket.info, stored_bytes, growth_bytes)
+
+    def _flush(self, bucket: BucketInfo, to_store: Sequence[NewObject]) -> None:
+        """Make the bytes durable before the index names them, where the bucket asks for it."""
+        if bucket.policy.durability is Durability.ASYNC:
+            return
+        numbers = {number for each in to_store for number in each.staged.place()[0]}
+        self._engine.flush_extents(sorted(numbers - self._flushed))
+        self._flushed |= numbers
+
+
+def quota_exceeded(bucket: BucketInfo, stored_bytes: int, growth_bytes: int) -> StorageFull:
+    """For a put that a bucket's quota does not let in."""
+    return StorageFull(
+        f"bucket {bucket.name!r} holds {stored_bytes} bytes, {growth_bytes} more are over its "
+        f"quota_bytes of {bucket.policy.quota_bytes}",
+        code="QuotaExceeded",
+    )
+
+
+def fill_rows(rows: npt.NDArray[np.void], versions: Sequence[Version]) -> None:
+    """The object table's columns of versions that are about to be stored."""
+    for row, version in zip(rows, versions, strict=True):
+        row["is_evictable"] = version.is_evictable
+        row["bucket"] = version.bucket_number
+        row["extent"] = version.extents[0] if version.extents else 0
+        row["slot"] = version.slot
+        row["own_hash"] = key_hash(version.bucket_number, version.info.key)
+        row["parent_hash"] = version.parent_hash
+        row["size_bytes"] = version.info.size_bytes
+        row["modified_s"] = version.info.modified_s

@@ -1,0 +1,420 @@
+"""The local engine: extents on a volume, an LMDB index, two paths to the device.
+
+docs/local_engine.md says how bytes lie and in which order they become durable. Here are the methods
+of the engine contract, each a few steps of what the modules beside this one do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path as FilePath
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from objectcache_schemas.errors import DamagedData, Unavailable
+from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.messages import (
+    BucketInfo,
+    BucketPolicy,
+    CheckReport,
+    Condition,
+    EngineStatus,
+    ObjectInfo,
+    Verification,
+)
+from objectcache_schemas.settings import StorageSettings
+from objectcache_storage_server.engines.base import (
+    ALWAYS,
+    CHECKSUM_BLOCK_BYTES,
+    Committed,
+    Engine,
+    EngineCapabilities,
+    OpenObjects,
+    PrefixShape,
+    Staged,
+    StagedPrefix,
+    StagedPut,
+)
+from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.engines.bucket_rules import (
+    bucket_exists,
+    bucket_not_empty,
+    check_layout_change,
+    no_such_key,
+)
+from objectcache_storage_server.engines.commit_rules import check_batch
+from objectcache_storage_server.engines.keys import key_bytes
+from objectcache_storage_server.engines.local.commit import LocalCommit, NewObject
+from objectcache_storage_server.engines.local.eviction import choose_victims
+from objectcache_storage_server.engines.local.flusher import Flusher
+from objectcache_storage_server.engines.local.geometry import split_into_extents
+from objectcache_storage_server.engines.local.holdings import Holdings
+from objectcache_storage_server.engines.local.index import IndexChange, LocalIndex
+from objectcache_storage_server.engines.local.opened import DamagedVersion, LocalOpenObjects
+from objectcache_storage_server.engines.local.opening import open_sources
+from objectcache_storage_server.engines.local.path_use import PathUse
+from objectcache_storage_server.engines.local.records import BucketRow, Version, VersionName
+from objectcache_storage_server.engines.local.recovery import recover
+from objectcache_storage_server.engines.local.space import PutBuffers, WriterSpace
+from objectcache_storage_server.engines.local.staged_prefix import LocalStagedPrefix
+from objectcache_storage_server.engines.local.staging import StagedRun
+from objectcache_storage_server.engines.local.status import engine_status
+from objectcache_storage_server.engines.local.upkeep import Upkeep
+from objectcache_storage_server.engines.local.volumes.volume import Path, Volume
+from objectcache_storage_server.engines.object_files import lock_folder, sync_folder
+from objectcache_storage_server.engines.system_errors import as_our_error, translated
+
+DELETE_KEYS = 256  # of one transaction, which bounds what a delete on a full device needs
+
+log = logging.getLogger("objectcache.storage_server.engines.local")
+
+
+class LocalEngine(Engine):
+    """Opens the store below `data_dir`, recovering from a crash, and starts its upkeep.
+
+    Raises `Unavailable` where another process uses the store, or it cannot be used. `changing`
+    guards every change of the index together with the holdings that follow from it.
+    """
+
+    capabilities = EngineCapabilities(name="local", persistent=True, alignment_bytes=4096)
+
+    def __init__(
+        self,
+        data_dir: FilePath,
+        settings: StorageSettings,
+        open_volume: Callable[[FilePath, StorageSettings], Volume],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.changing = threading.Lock()
+        self.evicted_objects = self.evicted_bytes = self.expired_objects = 0
+        self._data_dir = data_dir
+        self._damaged_lock = threading.Lock()
+        self._evicting = threading.Lock()
+        self._damaged_count = 0
+        with contextlib.ExitStack() as opened:
+            with translated(f"create {data_dir}", data_dir):
+                data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(data_dir.parent)
+            opened.callback(os.close, lock_folder(data_dir))
+            _check_engine(data_dir)
+            self.index = LocalIndex(
+                data_dir / "index", settings.index_bytes_max, self.count_damaged
+            )
+            opened.callback(self.index.close)
+            with translated("open the data files", data_dir):
+                self.volume = open_volume(data_dir, settings)
+                sync_folder(data_dir)
+            opened.callback(self.volume.close)
+            self.holdings = Holdings(self.volume)
+            buffers = PutBuffers(settings.put_buffer_bytes_max)
+            self.space = WriterSpace(self.holdings, self._evict_for, buffers)
+            self.compaction_space = WriterSpace(self.holdings, lambda _: 0, buffers)
+            self.path_use = PathUse(self.volume, settings.overlap)
+            self.flusher = Flusher(self)
+            recover(self)
+            self.upkeep = Upkeep(self)
+            opened.callback(self.upkeep.close)
+            self._opened = opened.pop_all()
+
+    def __repr__(self) -> str:
+        return f"<LocalEngine {self._data_dir}, {len(self.holdings.objects)} objects>"
+
+    # --- buckets ---
+
+    def create_bucket(self, bucket: BucketInfo) -> None:
+        with self.index.writing() as change:
+            existing = change.find_bucket(bucket.name)
+            if existing is not None:
+                raise bucket_exists(existing.info, bucket)
+            change.add_bucket(bucket)
+
+    def bucket(self, name: str) -> BucketInfo:
+        return self._bucket_row(name).info
+
+    def buckets(self) -> list[BucketInfo]:
+        with self.index.reading() as view:
+            return [bucket for bucket in view.buckets() if not bucket.name.startswith(".")]
+
+    def delete_bucket(self, name: str) -> None:
+        with self.index.writing() as change:
+            number = change.bucket(name).number
+            if not change.is_empty(number):
+                raise bucket_not_empty(name)
+            change.remove_bucket(number)
+
+    def set_layout(self, name: str, layout: KvLayout) -> None:
+        with self.index.writing() as change:
+            bucket = change.bucket(name)
+            misfit_key = change.key_of_other_size(bucket.number, layout.chunk_bytes)
+            check_layout_change(bucket.info, layout, misfit_key)
+            changed = msgspec.structs.replace(bucket.info, layout=layout)
+            change.replace_bucket(bucket.number, changed)
+
+    def set_policy(self, name: str, policy: BucketPolicy) -> None:
+        with self.index.writing() as change:
+            bucket = change.bucket(name)
+            changed = msgspec.structs.replace(bucket.info, policy=policy)
+            change.replace_bucket(bucket.number, changed)
+        self.upkeep.wake()
+
+    # --- writing ---
+
+    def stage(
+        self, bucket: str, key: str, checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
+    ) -> Staged:
+        key_bytes(key)
+        self._bucket_row(bucket)
+        run_bytes_max = self.settings.extent_bytes_max
+        return StagedRun(self.space, bucket, key, checksum_block_bytes, run_bytes_max)
+
+    def stage_prefix(self, bucket: str, shape: PrefixShape) -> StagedPrefix:
+        for key in shape.keys:
+            key_bytes(key)
+        slice_block_bytes(shape.slice_bytes)
+        self._bucket_row(bucket)
+        if shape.chunk_bytes > self.settings.extent_bytes_max:
+            return super().stage_prefix(bucket, shape)
+        return self._new_prefix(bucket, shape)
+
+    def _new_prefix(self, bucket: str, shape: PrefixShape) -> LocalStagedPrefix:
+        extents = split_into_extents(
+            len(shape.keys),
+            shape.num_layers,
+            shape.slice_bytes,
+            self.settings.extent_row_bytes,
+            self.settings.extent_bytes_max,
+        )
+        return LocalStagedPrefix(self.space, bucket, shape, extents)
+
+    def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
+        check_batch(puts)
+        if not puts:
+            return []
+        try:
+            modified_s = self.clock()
+            new = [NewObject.of(put, modified_s) for put in puts]
+            commit = LocalCommit(self, new, condition)
+            committed = commit.carry_out()
+        finally:
+            for put in puts:
+                put.staged.discard()  # of no effect on what was stored
+        for key, reason in commit.damaged.items():
+            self.count_damaged(key, reason)
+        return committed
+
+    def delete(self, bucket: str, keys: Sequence[str]) -> int:
+        number = self._bucket_row(bucket).number
+        count = 0
+        for begin in range(0, len(keys), DELETE_KEYS):
+            some = keys[begin : begin + DELETE_KEYS]
+
+            def stored_names(change: IndexChange, some: Sequence[str] = some) -> list[VersionName]:
+                return [each.name for each in change.versions(number, some).values()]
+
+            count += len(self.remove(stored_names))
+        return count
+
+    def remove(self, choose: Callable[[IndexChange], Iterable[VersionName]]) -> list[Version]:
+        """Delete the versions that `choose` names within the transaction, durably; returns those
+        that were there. Works on a full device.
+        """
+        emptied: list[int] = []
+
+        def change_index(change: IndexChange) -> list[Version]:
+            deleted = change.delete(choose(change))
+            emptied[:] = self.holdings.emptied_by(deleted)
+            change.remove_extents(emptied)
+            change.unmark_unflushed(emptied)
+            return deleted
+
+        with self.changing:
+            deleted = self.index.change_with_reserve(change_index)
+            self.holdings.forget(deleted)
+            self.holdings.drop_extents(emptied)
+        return deleted
+
+    # --- reading ---
+
+    def stat(self, bucket: str, key: str) -> ObjectInfo:
+        with self.index.reading() as view:
+            version = view.versions(view.bucket(bucket).number, [key]).get(key)
+        if version is None:
+            raise no_such_key(key)
+        return version.info
+
+    def match(self, bucket: str, keys: Sequence[str]) -> int:
+        with self.index.reading() as view:
+            return view.match(view.bucket(bucket).number, keys)
+
+    def open_many(
+        self, bucket: str, keys: Sequence[str], *, are_prefix: bool = False
+    ) -> OpenObjects:
+        with self.holdings.looking_up():
+            with self.index.reading() as view:
+                row = view.bucket(bucket)
+                found = view.versions(row.number, keys)
+            versions = [found.get(key) for key in keys]
+            stored = [version for version in versions if version is not None]
+            opened = open_sources(
+                self.holdings,
+                self.path_use,
+                versions,
+                row.info.policy.verification,
+                self._read_failed,
+            )
+        self.holdings.used(stored, are_prefix=are_prefix and len(stored) == len(keys))
+        return opened
+
+    def open_versions(
+        self, versions: Sequence[Version], *, verification: Verification = Verification.FULL
+    ) -> LocalOpenObjects:
+        """Pin these very versions, which the index must name at this moment: call it inside of
+        `holdings.looking_up`, or with `changing` held. Damage is raised and nothing is dropped.
+        """
+        return open_sources(self.holdings, self.path_use, versions, verification, _as_damage)
+
+    def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
+        with self.index.reading() as view:
+            return view.scan(view.bucket(bucket).number, prefix, start_after, limit)
+
+    def _bucket_row(self, name: str) -> BucketRow:
+        with self.index.reading() as view:
+            return view.bucket(name)
+
+    # --- damage ---
+
+    @property
+    def damaged_count(self) -> int:
+        return self._damaged_count
+
+    def _read_failed(self, error: DamagedVersion | OSError) -> Exception:
+        if isinstance(error, DamagedVersion):
+            self.drop_damaged(error.version, str(error))
+        return _as_damage(error)
+
+    def drop_damaged(self, version: Version, reason: str) -> bool:
+        """Drop this very version; false where it was replaced, deleted or dropped meanwhile."""
+        dropped = self.remove(lambda _: [version.name])
+        if dropped:
+            self.count_damaged(version.info.key, reason)
+        return bool(dropped)
+
+    def count_damaged(self, key: str, reason: str) -> None:
+        """Count an object that was dropped because it is not what was stored."""
+        with self._damaged_lock:
+            self._damaged_count += 1
+        log.error("dropped the damaged object %r: %s", key, reason)
+
+    # --- capacity ---
+
+    def make_room_in(self, bucket: BucketRow, growth_bytes: int) -> None:
+        """Evict from a bucket what its quota wants gone before it grows."""
+        quota_bytes = bucket.info.policy.quota_bytes
+        if quota_bytes is None or self.settings.when_full != "evict":
+            return
+        if growth_bytes > quota_bytes:
+            return
+        while True:  # extents come free, objects count: it may take more than one turn
+            stored_bytes = self.holdings.stored_bytes.get(bucket.number, 0)
+            over_bytes = stored_bytes + growth_bytes - quota_bytes
+            if over_bytes <= 0 or not self.evict(over_bytes, bucket.number):
+                return
+
+    def _evict_for(self, wanted_bytes: int) -> int:
+        return self.evict(wanted_bytes) if self.settings.when_full == "evict" else 0
+
+    def evict(self, wanted_bytes: int, bucket: int | None = None) -> int:
+        """Delete the least useful chunks until extents of `wanted_bytes` came free, or as near to
+        it as can be had; returns the bytes of extents.
+        """
+        with self._evicting:  # two at once would choose the same
+            objects, extents = self.holdings.snapshot()
+            victims = choose_victims(objects, extents, wanted_bytes, bucket=bucket)
+            before_bytes = self.holdings.allocated_bytes
+            removed = self.remove_numbers(victims, objects)
+        self.evicted_objects += len(removed)
+        self.evicted_bytes += sum(version.info.size_bytes for version in removed)
+        return max(0, before_bytes - self.holdings.allocated_bytes, int(bool(removed)))
+
+    def remove_numbers(
+        self, numbers: npt.NDArray[np.int64], objects: npt.NDArray[np.void]
+    ) -> list[Version]:
+        """Delete objects by number, those that are still what the snapshot `objects` says."""
+        removed: list[Version] = []
+        for begin in range(0, len(numbers), DELETE_KEYS):
+            some = numbers[begin : begin + DELETE_KEYS].tolist()
+
+            def names(change: IndexChange, some: Sequence[int] = some) -> list[VersionName]:
+                found: list[VersionName] = []
+                for number in some:
+                    name = change.name_of(number)
+                    if name is not None:
+                        found.append(VersionName(*name, int(objects["serial"][number])))
+                return found
+
+            removed += self.remove(names)
+        return removed
+
+    def flush_extents(self, numbers: Sequence[int]) -> None:
+        """Return when the bytes of these extents survive a power loss."""
+        with translated("flush the data files", self._data_dir):
+            self.volume.flush(self.holdings.ranges(numbers))
+
+    def flush_later(self, written: Sequence[int], emptied: Sequence[int]) -> None:
+        """Have upkeep flush extents that the index marks as unflushed, and then let go of others
+        that it names no more.
+        """
+        self.flusher.add(written, emptied)
+
+    def drop_from_cache(self, numbers: Sequence[int]) -> None:
+        """Let the page cache forget new extents that are read directly."""
+        if Path.DIRECT not in self.volume.paths or Path.PAGE_CACHE not in self.volume.paths:
+            return
+        for offset_bytes, length_bytes in self.holdings.ranges(numbers, path=Path.DIRECT):
+            self.volume.drop_cache(offset_bytes, length_bytes)
+
+    def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:
+        with self.changing, self.index.writing() as change:
+            versions = change.versions(change.bucket(bucket).number, keys).values()
+            numbers = [version.number for version in versions]
+            change.set_pinned(numbers, pinned)
+            self.holdings.set_pinned(numbers, pinned)
+        return len(numbers)
+
+    # --- the engine itself ---
+
+    def status(self) -> EngineStatus:
+        return engine_status(self)
+
+    def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
+        from objectcache_storage_server.engines.local.check import check_engine
+
+        return check_engine(self, repair, on_progress)
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+def _as_damage(error: DamagedVersion | OSError) -> Exception:
+    if isinstance(error, OSError):
+        return as_our_error(error, "read an object", "the data files")
+    key = error.version.info.key
+    return DamagedData(f"{key!r} is damaged: {error}", key=key)
+
+
+def _check_engine(data_dir: FilePath) -> None:
+    """Refuse a directory in which another engine keeps its objects."""
+    if (data_dir / "index.sqlite3").exists():
+        raise Unavailable(
+            f"{data_dir} holds a store of engine files: serve it with "
+            "--set storage.engine=files, or give another --data-dir"
+        )

@@ -1,0 +1,56 @@
+"""Flushes what buckets with asynchronous durability have written, soon after.
+
+Until then the index marks the extents, so that a store that opens after a power loss knows whose
+bytes to check.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from objectcache_storage_server.engines.local.engine import LocalEngine
+
+
+class Flusher:
+    """What waits to be flushed. Safe to use from any thread."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._flushing = threading.Lock()
+        self._written: set[int] = set()
+        self._emptied: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def add(self, written: Iterable[int], emptied: Iterable[int]) -> None:
+        """Extents that wait for a flush, and others whose space may be given out again after it."""
+        with self._lock:
+            self._written.update(written)
+            self._emptied.extend(emptied)
+
+    def flush(self) -> None:
+        """Make all that waits durable; raises our errors, and then it waits on."""
+        engine = self._engine
+        with self._flushing:
+            with self._lock:
+                written, emptied = sorted(self._written), self._emptied
+                self._emptied = []
+            if not written and not emptied:
+                return
+            try:
+                engine.flush_extents(written)
+                with engine.index.writing() as change:
+                    change.unmark_unflushed(written)
+            except BaseException:
+                with self._lock:
+                    self._emptied += emptied
+                raise
+            with self._lock:
+                self._written.difference_update(written)
+            engine.holdings.drop_extents(emptied)
+            engine.drop_from_cache(written)

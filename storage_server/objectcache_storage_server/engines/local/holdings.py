@@ -1,0 +1,333 @@
+"""What the store holds, in memory: objects, extents, free space, and who reads what. One lock.
+
+Space of an extent is given out again only when the index names it no more, nobody reads it, and
+nobody who looked it up before it was dropped is still about to read it. For the last of these every
+look-up runs inside `looking_up`, and an extent that is dropped waits for the look-ups of its time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from objectcache_storage_server.engines.local.allocator import Allocator
+from objectcache_storage_server.engines.local.geometry import Geometry, round_up
+from objectcache_storage_server.engines.local.records import Version
+from objectcache_storage_server.engines.local.residency.planner import count_reads
+from objectcache_storage_server.engines.local.tables import (
+    EXTENT_COLUMNS,
+    OBJECT_COLUMNS,
+    DenseTable,
+)
+from objectcache_storage_server.engines.local.volumes.volume import Path, Volume
+
+OfObjects = npt.NDArray[np.void]  # rows of OBJECT_COLUMNS
+
+
+class Holdings:
+    """Tables and free space. Methods take the lock themselves unless they say otherwise."""
+
+    def __init__(self, volume: Volume) -> None:
+        self.lock = threading.Lock()
+        self.volume = volume
+        self.objects = DenseTable(OBJECT_COLUMNS)
+        self.extents = DenseTable(EXTENT_COLUMNS)
+        self.allocator = Allocator(volume.segment_bytes)
+        self.stored_bytes: dict[int, int] = {}  # by bucket number
+        self.clock_of_uses = 0
+        self.resident_bytes = 0  # of extents on the page-cache path
+        self.page_cache_budget_bytes = 0  # that they may take
+        self.allocated_bytes = 0
+        self._lookups: dict[object, int] = {}  # by token, the epoch in which it began
+        self._epoch = 0
+        self._dropped: list[tuple[int, int]] = []  # extent, epoch in which it was dropped
+
+    # --- opening ---
+
+    def load(self) -> npt.NDArray[np.int64]:
+        """Derive from the loaded columns what is not stored; returns extents nobody names.
+
+        Raises `ValueError` where extents overlap or lie outside of the volume.
+        """
+        for segment in self.volume.segments():
+            self.allocator.add_segment(segment)
+        extents, objects = self.extents.rows, self.objects.used
+        used = self.extents.used
+        numbers = np.flatnonzero(used["is_used"])
+        self.allocator.take_all(used["offset_bytes"][numbers], used["length_bytes"][numbers])
+        self.allocated_bytes = int(used["length_bytes"][numbers].sum())
+        live = objects[objects["is_used"]]
+        np.add.at(extents["live_slots"], live["extent"][live["size_bytes"] > 0], 1)
+        # Of an object in several runs the columns name only the first.
+        extents["live_slots"][numbers[used["slots"][numbers] == 1]] = 1
+        for bucket in np.unique(live["bucket"]):
+            of_bucket = live["size_bytes"][live["bucket"] == bucket]
+            self.stored_bytes[int(bucket)] = int(of_bucket.sum())
+        self.clock_of_uses = int(live["last_used"].max(initial=0))
+        return numbers
+
+    # --- space ---
+
+    def allocate(self, length_bytes: int, path: Path, geometry: Geometry | None) -> int | None:
+        """A new extent that the index does not name yet, by number; None where no run fits.
+
+        Raises `OSError` where the volume cannot grow for another reason than room.
+        """
+        length_bytes = round_up(length_bytes)
+        with self.lock:
+            offset_bytes = self.allocator.allocate(length_bytes)
+            if offset_bytes is None and length_bytes <= self.volume.segment_bytes:
+                offset_bytes = self._allocate_in_new_segment(length_bytes)
+            if offset_bytes is None:
+                return None
+            number = self.extents.add()
+            row = self.extents.rows[number]
+            row["offset_bytes"], row["length_bytes"] = offset_bytes, length_bytes
+            row["path"] = path
+            row["slots"] = 1
+            if geometry is not None:
+                row["slots"] = geometry.slots
+                row["num_layers"], row["slice_bytes"] = geometry.num_layers, geometry.slice_bytes
+            row["readers"] = 1  # the writer, until the extent is committed or given back
+            self.allocated_bytes += length_bytes
+            if path is Path.PAGE_CACHE:
+                self.resident_bytes += length_bytes
+            return number
+
+    def _allocate_in_new_segment(self, length_bytes: int) -> int | None:
+        try:
+            segment = self.volume.extend()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                return None
+            raise
+        self.allocator.add_segment(segment)
+        return self.allocator.allocate(length_bytes)
+
+    def shrink(self, number: int, length_bytes: int) -> None:
+        """Give the end of an uncommitted extent back."""
+        length_bytes = round_up(length_bytes)
+        with self.lock:
+            row = self.extents.rows[number]
+            over_bytes = int(row["length_bytes"]) - length_bytes
+            if over_bytes > 0:
+                self.allocator.free(int(row["offset_bytes"]) + length_bytes, over_bytes)
+                row["length_bytes"] = length_bytes
+                self._count_extent(row, -over_bytes)
+
+    def end_writing(self, number: int, *, keep: bool) -> None:
+        """The writer of an extent is through: the index names it now, or it is given back."""
+        with self.lock:
+            self.extents.rows["readers"][number] -= 1
+            if not keep:
+                self._drop(number)
+                self._release_dropped()
+
+    def drop_extents(self, numbers: Iterable[int]) -> None:
+        """The index names these no more: their space comes back when the last reader has left."""
+        with self.lock:
+            for number in numbers:
+                self._drop(number)
+            self._release_dropped()
+
+    def _drop(self, number: int) -> None:
+        self.extents.rows["is_freed"][number] = True
+        self._epoch += 1
+        self._dropped.append((number, self._epoch))
+
+    def _release_dropped(self) -> None:
+        if not self._dropped:
+            return
+        oldest = min(self._lookups.values(), default=self._epoch)
+        readers = self.extents.rows["readers"]
+        waiting: list[tuple[int, int]] = []
+        for number, epoch in self._dropped:
+            if readers[number] or epoch > oldest:
+                waiting.append((number, epoch))
+            else:
+                self._release(number)
+        self._dropped = waiting
+
+    def _release(self, number: int) -> None:
+        row = self.extents.rows[number]
+        offset_bytes, length_bytes = int(row["offset_bytes"]), int(row["length_bytes"])
+        self.volume.discard(offset_bytes, length_bytes)
+        self.allocator.free(offset_bytes, length_bytes)
+        self._count_extent(row, -length_bytes)
+        self.extents.remove(number)
+
+    def _count_extent(self, row: np.void, change_bytes: int) -> None:
+        self.allocated_bytes += change_bytes
+        if row["path"] == Path.PAGE_CACHE:
+            self.resident_bytes += change_bytes
+
+    def set_paths(self, numbers: Sequence[int], path: Path) -> list[tuple[int, int]]:
+        """Assign extents to a path; returns the (offset, length) of those that changed."""
+        changed: list[tuple[int, int]] = []
+        with self.lock:
+            for number in numbers:
+                row = self.extents.rows[number]
+                if row["is_used"] and not row["is_freed"] and row["path"] != path:
+                    row["path"] = path
+                    length_bytes = int(row["length_bytes"])
+                    self.resident_bytes += (
+                        length_bytes if path is Path.PAGE_CACHE else -length_bytes
+                    )
+                    changed.append((int(row["offset_bytes"]), length_bytes))
+        return changed
+
+    # --- readers ---
+
+    @contextlib.contextmanager
+    def looking_up(self) -> Generator[None, None, None]:
+        """What is looked up in the body may be pinned in the body."""
+        token = object()
+        with self.lock:
+            self._lookups[token] = self._epoch
+        try:
+            yield
+        finally:
+            with self.lock:
+                del self._lookups[token]
+                self._release_dropped()
+
+    def pin(
+        self, extents: npt.NDArray[np.int64], reads_of: Sequence[int] = ()
+    ) -> npt.NDArray[np.void]:
+        """Count a reader into each of these distinct extents; returns copies of their rows.
+
+        `reads_of` has an extent for each object that will be read, which makes it hotter.
+        """
+        with self.lock:
+            rows = self.extents.rows
+            rows["readers"][extents] += 1
+            count_reads(rows, reads_of)
+            return rows[extents]
+
+    def unpin(self, extents: npt.NDArray[np.int64]) -> None:
+        """Count the reader out."""
+        with self.lock:
+            self.extents.rows["readers"][extents] -= 1
+            self._release_dropped()
+
+    # --- objects ---
+
+    def used(self, versions: Sequence[Version], *, are_prefix: bool) -> None:
+        """These were read just now; in a prefix, each is the parent of the next."""
+        numbers = np.fromiter((version.number for version in versions), np.int64, len(versions))
+        with self.lock:
+            self.clock_of_uses += 1
+            objects = self.objects.rows
+            # A number may be another object's by now: then that one counts as used, no more.
+            objects["last_used"][numbers] = self.clock_of_uses
+            if are_prefix and len(numbers) > 1:
+                children, parents = numbers[1:], numbers[:-1]
+                unknown = objects["parent_hash"][children] == 0
+                hashes = objects["own_hash"][parents]
+                objects["parent_hash"][children[unknown]] = hashes[unknown]
+
+    def new_object_rows(self, count: int) -> tuple[list[int], npt.NDArray[np.void]]:
+        """Numbers for objects that are about to be stored, and their blank rows, as a copy."""
+        with self.lock:
+            numbers = [self.objects.add() for _ in range(count)]
+            for number in numbers:
+                self.objects.rows["is_used"][number] = False  # nobody's before `store`
+            rows = np.zeros(count, OBJECT_COLUMNS)
+            rows["is_used"] = True
+            return numbers, rows
+
+    def give_back_objects(self, numbers: Sequence[int]) -> None:
+        """These numbers were not stored after all."""
+        with self.lock:
+            for number in numbers:
+                self.objects.rows["is_used"][number] = True
+                self.objects.remove(number)
+
+    def store(self, versions: Sequence[Version], rows: npt.NDArray[np.void]) -> None:
+        """The index names these now."""
+        with self.lock:
+            self.clock_of_uses += 1
+            rows["last_used"] = self.clock_of_uses
+            numbers = [version.number for version in versions]
+            self.objects.rows[numbers] = rows
+            live = self.extents.rows["live_slots"]
+            for version in versions:
+                self._count_bytes(version, version.info.size_bytes)
+                for number in version.extents:
+                    live[number] += 1
+
+    def move(self, new: Sequence[Version], old: Sequence[Version], rows: OfObjects) -> None:
+        """The index names `new`, with these rows, in place of `old`; same objects, same order."""
+        with self.lock:
+            live, objects = self.extents.rows["live_slots"], self.objects.rows
+            for version, before, row in zip(new, old, rows, strict=True):
+                for column in ("extent", "slot", "serial"):
+                    objects[column][version.number] = row[column]
+                live[list(before.extents)] -= 1
+                live[list(version.extents)] += 1
+
+    def forget(self, versions: Sequence[Version]) -> list[int]:
+        """The index names these no more; returns the extents that nobody lives in now."""
+        empty: list[int] = []
+        with self.lock:
+            live = self.extents.rows["live_slots"]
+            for version in versions:
+                self.objects.remove(version.number)
+                self._count_bytes(version, -version.info.size_bytes)
+                for number in version.extents:
+                    live[number] -= 1
+                    if live[number] == 0:
+                        empty.append(number)
+        return empty
+
+    def emptied_by(self, versions: Sequence[Version]) -> list[int]:
+        """Extents in which nobody lives but these versions."""
+        leaving = Counter(number for version in versions for number in version.extents)
+        with self.lock:
+            live = self.extents.rows["live_slots"]
+            return [number for number, count in leaving.items() if live[number] == count]
+
+    def _count_bytes(self, version: Version, change_bytes: int) -> None:
+        bucket = version.bucket_number
+        self.stored_bytes[bucket] = self.stored_bytes.get(bucket, 0) + change_bytes
+
+    def set_pinned(self, numbers: Sequence[int], pinned: bool) -> None:
+        """Whether an operator keeps these objects."""
+        with self.lock:
+            self.objects.rows["is_pinned"][numbers] = pinned
+
+    # --- views ---
+
+    def ranges(self, extents: Sequence[int], path: Path | None = None) -> list[tuple[int, int]]:
+        """(offset, length) of extents, of those on one path if it is given."""
+        with self.lock:
+            rows = self.extents.rows[list(extents)]
+            if path is not None:
+                rows = rows[rows["path"] == path]
+            offsets, lengths = rows["offset_bytes"].tolist(), rows["length_bytes"].tolist()
+        return list(zip(offsets, lengths, strict=True))
+
+    def snapshot(self) -> tuple[npt.NDArray[np.void], npt.NDArray[np.void]]:
+        """Copies of all object and extent rows, for decisions that take their time."""
+        with self.lock:
+            return self.objects.used.copy(), self.extents.used.copy()
+
+    def capacity_bytes(self) -> int:
+        """What extents may take: the segments, and those that could be added."""
+        return self.allocated_bytes + self.allocator.free_bytes + self.volume.room_bytes()
+
+    def describe_room(self) -> str:
+        """How much room there is, in words for an error."""
+        with self.lock:
+            free_bytes = self.allocator.free_bytes
+            largest_bytes = self.allocator.largest_free_bytes
+        return (
+            f"{self.allocated_bytes} bytes are taken, {free_bytes} free ({largest_bytes} in one "
+            f"run), {self.volume.room_bytes()} could be added"
+        )

@@ -1,0 +1,163 @@
+"""The one background thread of the local engine.
+
+Each round: what waits is flushed, the page cache's budget is measured and extents change their path
+with it, what is too old or too much goes, chunks that lie badly are moved together, and now and
+then the order of uses is written to the index, so that a restart does not forget it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from objectcache_schemas.errors import ObjectCacheError
+from objectcache_storage_server.engines.local.compactor import Compactor
+from objectcache_storage_server.engines.local.eviction import expired
+from objectcache_storage_server.engines.local.index import USES_ROWS
+from objectcache_storage_server.engines.local.residency.budget import (
+    Budget,
+    page_cache_budget,
+    settled_budget,
+)
+from objectcache_storage_server.engines.local.residency.memory_state import MemoryReader
+from objectcache_storage_server.engines.local.residency.planner import decay, replan
+from objectcache_storage_server.engines.local.volumes.volume import Path
+
+if TYPE_CHECKING:
+    from objectcache_storage_server.engines.local.engine import LocalEngine
+
+ROUND_S = 0.5  # also how long an asynchronous put may wait for its flush
+BUDGET_EVERY_S = 2.0
+MOVES_MAX = 64  # extents that change their path in one round
+USES_EVERY_S = 30.0
+
+log = logging.getLogger("objectcache.storage_server.engines.local.upkeep")
+
+
+class Upkeep:
+    """Runs rounds until it is closed; `round` may also be called directly."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self.budget = Budget(0, "not measured yet")
+        self.compactor = Compactor(engine)
+        self._memory = MemoryReader()
+        self._wake = threading.Event()
+        self._closing = False
+        self._one_round = threading.Lock()
+        self._budget_s = self._uses_s = self._decayed_s = time.monotonic()
+        self._stored_uses = engine.holdings.clock_of_uses
+        self._measure_budget()
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Do not wait for the next round."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the thread, flush what waits, and store the order of uses."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._engine.flusher.flush()
+        self._store_uses()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait(ROUND_S)
+            self._wake.clear()
+            try:
+                self.round()
+            except ObjectCacheError as error:
+                log.warning("upkeep goes on after: %s", error)
+            except Exception:
+                log.exception("upkeep goes on after a defect")
+
+    def round(self, now_s: float | None = None) -> None:
+        """One round of everything that is due."""
+        with self._one_round:
+            self._round(time.monotonic() if now_s is None else now_s)
+
+    def _round(self, now_s: float) -> None:
+        engine = self._engine
+        engine.flusher.flush()
+        if now_s - self._budget_s >= BUDGET_EVERY_S:
+            self._budget_s = now_s
+            self._measure_budget()
+            self._replan(now_s)
+        self._expire()
+        self._keep_below_watermark()
+        self.compactor.round(now_s)
+        if now_s - self._uses_s >= USES_EVERY_S:
+            self._uses_s = now_s
+            self._store_uses()
+
+    # --- residency ---
+
+    def _measure_budget(self) -> None:
+        settings = self._engine.settings
+        if Path.PAGE_CACHE not in self._engine.volume.paths:
+            self.budget = Budget(0, "the volume has no page cache")
+        else:
+            measured = page_cache_budget(
+                self._memory.read(),
+                settings.server_in_flight_bytes_max,
+                settings.page_cache_fraction,
+                settings.page_cache_bytes,
+            )
+            self.budget = settled_budget(self.budget, measured)
+        self._engine.holdings.page_cache_budget_bytes = self.budget.bytes
+
+    def _replan(self, now_s: float) -> None:
+        engine, holdings = self._engine, self._engine.holdings
+        if len(engine.volume.paths) < len(Path):
+            return
+        with holdings.lock:
+            decay(holdings.extents.used, now_s - self._decayed_s)
+            extents = holdings.extents.used.copy()
+        self._decayed_s = now_s
+        plan = replan(extents, self.budget.bytes, MOVES_MAX)
+        for offset_bytes, length_bytes in holdings.set_paths(plan.to_direct.tolist(), Path.DIRECT):
+            engine.volume.drop_cache(offset_bytes, length_bytes)
+        holdings.set_paths(plan.to_page_cache.tolist(), Path.PAGE_CACHE)
+
+    # --- capacity ---
+
+    def _expire(self) -> None:
+        engine = self._engine
+        with engine.index.reading() as view:
+            rows = view.bucket_rows()
+        ttl_s = {
+            row.number: row.info.policy.ttl_s for row in rows if row.info.policy.ttl_s is not None
+        }
+        if ttl_s:
+            objects, _ = engine.holdings.snapshot()
+            old = expired(objects, ttl_s, engine.clock())
+            if len(old):
+                engine.expired_objects += len(engine.remove_numbers(old, objects))
+
+    def _keep_below_watermark(self) -> None:
+        engine, settings = self._engine, self._engine.settings
+        if settings.when_full != "evict":
+            return
+        capacity_bytes = engine.holdings.capacity_bytes()
+        allocated_bytes = engine.holdings.allocated_bytes
+        if allocated_bytes > settings.high_watermark * capacity_bytes:
+            engine.evict(allocated_bytes - int(settings.low_watermark * capacity_bytes))
+
+    def _store_uses(self) -> None:
+        engine, holdings = self._engine, self._engine.holdings
+        with holdings.lock:
+            objects = holdings.objects.used
+            recent = objects["is_used"] & (objects["last_used"] > self._stored_uses)
+            blocks = np.unique(np.flatnonzero(recent) // USES_ROWS).tolist()
+            self._stored_uses = holdings.clock_of_uses
+        if blocks:
+            with engine.index.writing(durable=False) as change:
+                for block in blocks:
+                    change.store_uses(holdings.objects, block)

@@ -1,0 +1,32 @@
+"""The local engine in small: settings under which a few chunks make several extents and files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.settings import StorageSettings
+from objectcache_storage_server.engines.local.engine import LocalEngine
+from objectcache_storage_server.engines.open import open_local_engine
+
+SMALL = StorageSettings(
+    data_file_bytes=8 * MIB,
+    extent_row_bytes=16 * KIB,
+    extent_bytes_max=1 * MIB,
+    capacity_bytes=256 * MIB,
+    capacity_reserve_bytes=0,
+    index_bytes_max=256 * MIB,
+    put_buffer_bytes_max=4 * MIB,
+    compaction_bytes_per_s=0,
+)
+
+
+def small_local_engine(
+    folder: Path, *, clock: Callable[[], float] = time.time, **changes: object
+) -> LocalEngine:
+    """The local engine in `folder` with `SMALL` settings, some of them changed."""
+    return open_local_engine(folder, msgspec.structs.replace(SMALL, **changes), clock)
