@@ -2,6 +2,7 @@
 
 `app` declares the commands, `processes` says how the two servers are started, `supervise` keeps
 both running, `restarts` decides what follows a death, `settings_table` writes docs/settings.md.
+`admin` holds the operator's commands.
 """
 
 from __future__ import annotations

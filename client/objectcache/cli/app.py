@@ -6,16 +6,17 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from objectcache.cli import processes
+from objectcache.cli.admin.app import admin_app
+from objectcache.cli.failing import fail
+from objectcache.cli.settings_flags import Assignments, Config, DataDir, find_settings
 
 if TYPE_CHECKING:
     from objectcache_schemas.settings import Settings
-
-EXIT_WRONG_USE = 2
 
 app = typer.Typer(
     help="S3-compatible object store for LLM prefix KV cache, delivered layer by layer.",
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Measure a running server.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+app.add_typer(admin_app, name="admin")
 
 # These programs parse their own flags and print their own help.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -47,21 +49,13 @@ def _objectcache(  # pyright: ignore[reportUnusedFunction] - typer calls it
 
 @app.command()
 def serve(
-    data_dir: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Where objects, index and credentials are kept."),
-    ] = None,
+    data_dir: DataDir = None,
     listen: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:9000; port 0 picks a free one."),
     ] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="TOML file of settings.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting; may be repeated."),
-    ] = None,
+    config: Config = None,
+    assignments: Assignments = None,
 ) -> None:
     """Start a storage server and a gateway, and keep both running.
 
@@ -205,14 +199,10 @@ def _need_extras(command: str, *extras: str) -> None:
 
 def _load_settings(config: str | None, data_dir: str | None, assignments: list[str]) -> Settings:
     """The settings that the servers will find, checked before any of them is started."""
-    import argparse
-
     from objectcache_schemas.errors import InvalidRequest
-    from objectcache_schemas.settings import settings_from_arguments
 
-    given = argparse.Namespace(config=config, data_dir=data_dir, set=assignments)
     try:
-        settings = settings_from_arguments(given, os.environ)
+        settings = find_settings(config, data_dir, assignments)
         _ = settings.data_dir
     except InvalidRequest as error:
         fail(error.message)
@@ -231,9 +221,3 @@ def _supervise(settings: Settings, arguments: tuple[str, ...]) -> int:
     return asyncio.run(
         supervise(storage_child(settings, arguments), gateway_child(settings, arguments), announce)
     )
-
-
-def fail(message: str, exit_code: int = EXIT_WRONG_USE) -> NoReturn:
-    """One line on standard error, and exit."""
-    typer.echo(f"objectcache: {message}", err=True)
-    raise typer.Exit(exit_code)

@@ -11,6 +11,7 @@ from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.frames import FrameError
 from objectcache_schemas.messages import (
     PROTOCOL_VERSION,
+    CheckEngine,
     GatewayRequest,
     Hello,
     KvGet,
@@ -20,6 +21,7 @@ from objectcache_schemas.messages import (
     PutPart,
     Welcome,
 )
+from objectcache_storage_server.connections.checks import serve_check
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.gets import serve_kv_get, serve_object
 from objectcache_storage_server.connections.operations import answer
@@ -105,5 +107,7 @@ class GatewayConnection:
                 await serve_put_part(service, talk, request)
             case KvPut():
                 await serve_kv_put(service, talk, request)
+            case CheckEngine():
+                await serve_check(service, talk, request)
             case _:
                 await talk.send(await service.call(answer, service, request))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import msgspec
 
+from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.messages import (
     AbortUpload,
     Bucket,
     BucketInfo,
+    BucketPolicy,
     Buckets,
     CompleteUpload,
     CopyObject,
@@ -20,8 +23,10 @@ from objectcache_schemas.messages import (
     DeleteBucket,
     DeleteObjects,
     Done,
+    EngineState,
     GatewayRequest,
     GetBucket,
+    GetEngineStatus,
     GetHealth,
     KvMatch,
     ListBuckets,
@@ -30,16 +35,19 @@ from objectcache_schemas.messages import (
     ListUploads,
     Matched,
     Object,
+    ObjectsPinned,
+    PinObjects,
     SessionTicket,
     SetLayout,
+    SetPolicy,
     StatObject,
     Stored,
     Upload,
 )
 from objectcache_storage_server import multipart
-from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, StagedPut
+from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, Engine, StagedPut
+from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.listing import list_objects
-from objectcache_storage_server.plan import slice_block_bytes
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tickets import TICKET_LIFE_S
 
@@ -88,8 +96,32 @@ def answer(service: Service, request: GatewayRequest) -> msgspec.Struct:
             return Matched(matched=engine.match(request.bucket, request.chunk_keys))
         case CreateSession():
             return _create_session(service, request)
+        case GetEngineStatus() | SetPolicy() | PinObjects():
+            return _answer_operator(engine, request)
         case _:
             return _answer_multipart(service, request)
+
+
+def _answer_operator(
+    engine: Engine, request: GetEngineStatus | SetPolicy | PinObjects
+) -> msgspec.Struct:
+    match request:
+        case GetEngineStatus():
+            return EngineState(status=engine.status())
+        case SetPolicy():
+            _check_policy(request.policy)
+            engine.set_policy(request.bucket, request.policy)
+            return Done()
+        case PinObjects():
+            return ObjectsPinned(count=engine.pin(request.bucket, request.keys, request.pinned))
+
+
+def _check_policy(policy: BucketPolicy) -> None:
+    quota_bytes, ttl_s = policy.quota_bytes, policy.ttl_s
+    if quota_bytes is not None and quota_bytes < 1:
+        raise InvalidRequest(f"quota_bytes must be at least 1, got {quota_bytes}; nil is no quota")
+    if ttl_s is not None and not 0 < ttl_s < math.inf:
+        raise InvalidRequest(f"ttl_s must be above 0, got {ttl_s:g}; nil keeps objects forever")
 
 
 def _answer_multipart(service: Service, request: GatewayRequest) -> msgspec.Struct:

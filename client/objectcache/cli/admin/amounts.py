@@ -1,0 +1,79 @@
+"""Sizes and times as people write them. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import GIB, KIB, MIB, TIB
+
+NONE = "none"
+
+_SIZES = {
+    "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_SHOWN_SIZES = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes of "10GiB"; a part of a byte is left off.
+
+    Raises `InvalidRequest` for what is no number above 0 with a unit.
+    """
+    size_bytes = int(_parse(text, _SIZES))
+    if size_bytes < 1:
+        raise InvalidRequest(f"{text!r} is less than a byte")
+    return size_bytes
+
+
+def parse_time_s(text: str) -> float:
+    """Seconds of "7d". Raises `InvalidRequest` for what is no number above 0 with a unit."""
+    return _parse(text, _TIMES)
+
+
+def _parse(text: str, units: Mapping[str, int]) -> float:
+    """The amount in the smallest of the units, which are taken in any case."""
+    examples = ", ".join(units)
+    match = _AMOUNT.fullmatch(text.strip())
+    if match is None:
+        raise InvalidRequest(f"{text!r} is not a number with one of the units {examples}")
+    number, unit = match.groups()
+    factor = {name.lower(): factor for name, factor in units.items()}.get(unit.lower())
+    if factor is None:
+        problem = f"has the unknown unit {unit!r}" if unit else "has no unit"
+        raise InvalidRequest(f"{text!r} {problem}; give one of {examples}")
+    amount = float(number) * factor
+    if not 0 < amount < math.inf:
+        raise InvalidRequest(f"{text!r} is not an amount above 0")
+    return amount
+
+
+def size_text(size_bytes: float) -> str:
+    """Such as "1.5 GiB"."""
+    for unit, unit_bytes in _SHOWN_SIZES:
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def time_text(time_s: float) -> str:
+    """Such as "7d": in the largest unit of which it is a whole number."""
+    for unit in ("d", "h", "m"):
+        if time_s % _TIMES[unit] == 0:
+            return f"{time_s / _TIMES[unit]:.0f}{unit}"
+    return f"{time_s:.3f}".rstrip("0").rstrip(".") + "s"
+
+
+def rate_text(rate_bytes_per_s: float | None) -> str:
+    """Such as "1.5 GiB/s"; a dash for what was not measured."""
+    return "-" if rate_bytes_per_s is None else f"{size_text(rate_bytes_per_s)}/s"
+
+
+def share_text(part: float, whole: float) -> str:
+    """Such as "97 %"; a dash of nothing."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"

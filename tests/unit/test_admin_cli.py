@@ -1,0 +1,625 @@
+"""The operator's commands against a storage server of this process, with the test's engine."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import math
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from objectcache.cli.admin import fsck, storage_socket
+from objectcache.cli.admin.amounts import (
+    parse_size_bytes,
+    parse_time_s,
+    share_text,
+    size_text,
+    time_text,
+)
+from objectcache.cli.admin.status_view import status_view
+from objectcache.cli.admin.storage_socket import StorageSocket
+from objectcache.cli.app import app
+from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unavailable
+from objectcache_schemas.limits import GIB, KIB, MIB
+from objectcache_schemas.messages import (
+    BucketPolicy,
+    CheckEnded,
+    CheckEngine,
+    CheckProgress,
+    CheckReport,
+    Durability,
+    EngineStatus,
+    ExtentClass,
+    GetHealth,
+    Health,
+    Message,
+    PathStatus,
+    SetPolicy,
+    Verification,
+)
+from objectcache_schemas.settings import Settings, load_settings
+from objectcache_storage_server.connections import checks
+from objectcache_storage_server.connections.server import StorageServer
+from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.service import Service
+from tests.contract.engine_suite import BUCKET, put
+
+WAIT_S = 20.0
+NOBODY = 65534
+STATUS = EngineStatus(
+    engine="local",
+    objects=12_345,
+    damaged=2,
+    capacity_bytes=10 * GIB,
+    allocated_bytes=3 * GIB,
+    live_bytes=2 * GIB,
+    free_bytes=200 * MIB,
+    largest_free_bytes=64 * MIB,
+    data_files=4,
+    extents=tuple(
+        ExtentClass(slots=slots, count=slots, live_slots=slots * slots // 2, bytes=slots * MIB)
+        for slots in (1, 2, 3, 5, 8, 13, 16, 100, 256)
+    ),
+    page_cache_budget_bytes=4 * GIB,
+    page_cache_budget_source="cgroup v2",
+    paths=(
+        PathStatus(
+            name="page_cache",
+            extents=300,
+            extent_bytes=2 * GIB,
+            read_bytes=8 * GIB,
+            hit_bytes=6 * GIB,
+            overlap="intra",
+            intra_bytes_per_s=5.5 * GIB,
+            cross_bytes_per_s=4.5 * GIB,
+        ),
+        PathStatus(
+            name="direct",
+            extents=100,
+            extent_bytes=GIB,
+            read_bytes=GIB,
+            hit_bytes=0,
+            overlap="measuring",
+            intra_bytes_per_s=None,
+            cross_bytes_per_s=900.0 * MIB,
+        ),
+    ),
+    device_path="io_uring",
+    unflushed_extents=7,
+    evicted_objects=1000,
+    evicted_bytes=128 * MIB,
+    expired_objects=11,
+    compacted_objects=77,
+    compacted_bytes=9 * MIB,
+    compaction="moving a chain of 12 chunks",
+    compaction_candidates=88,
+    when_full="evict",
+)
+
+
+class OperatedEngine(MemoryEngine):
+    """Has policies and pins; its status and its check's steps are set by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.create_bucket(BUCKET)
+        self.pinned: set[str] = set()
+        self.shown = STATUS
+        self.steps: Iterable[CheckReport] = ()
+        self.may_end = threading.Event()  # a check goes on after its steps until it may
+        self.may_end.set()
+        self.check_ended = threading.Event()
+        self.repairs: list[bool] = []
+
+    def set_policy(self, name: str, policy: BucketPolicy) -> None:
+        with self._lock:
+            bucket = self._find(name)
+            bucket.info = msgspec.structs.replace(bucket.info, policy=policy)
+
+    def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:
+        stored = {key for key in keys if self.match(bucket, [key])}
+        self.pinned = self.pinned | stored if pinned else self.pinned - stored
+        return len(stored)
+
+    def status(self) -> EngineStatus:
+        return self.shown
+
+    def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
+        self.repairs.append(repair)
+        latest = CheckReport()
+        try:
+            for latest in self.steps:
+                if not on_progress(latest):
+                    return latest
+            while not self.may_end.wait(0.001) and on_progress(latest):
+                pass
+        finally:
+            self.check_ended.set()
+        return latest
+
+
+class ServerThread:
+    """A storage server in a thread of this process."""
+
+    def __init__(self, settings: Settings, engine: OperatedEngine) -> None:
+        self.settings = settings
+        self._engine = engine
+        self._ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._stopping = asyncio.Event()
+        self._asked_to_stop = False
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        self._loop = self._ready.result(WAIT_S)
+
+    async def _serve(self) -> None:
+        service = Service(self.settings, self._engine)
+        server = StorageServer(service)
+        await server.start()
+        self._ready.set_result(asyncio.get_running_loop())
+        await self._stopping.wait()
+        await server.drain(WAIT_S)
+        service.close()
+
+    def begin_drain(self) -> None:
+        if not self._asked_to_stop:
+            self._asked_to_stop = True
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def stop(self) -> None:
+        self.begin_drain()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def engine() -> OperatedEngine:
+    return OperatedEngine()
+
+
+@pytest.fixture
+def server(
+    engine: OperatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServerThread]:
+    for name in [name for name in os.environ if name.startswith("OBJECTCACHE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(checks, "PROGRESS_INTERVAL_S", 0.01)
+    running = ServerThread(
+        load_settings(None, {}, [f"server.data_dir={tmp_path}", f"server.run_dir={tmp_path}"]),
+        engine,
+    )
+    yield running
+    engine.may_end.set()
+    running.stop()
+
+
+def admin(server: ServerThread, *arguments: str) -> Result:
+    """`objectcache admin ...` on this server."""
+    data_dir = str(server.settings.data_dir)
+    where = ["--data-dir", data_dir, "--set", f"server.run_dir={data_dir}"]
+    return CliRunner().invoke(app, ["admin", *arguments, *where])
+
+
+def document(result: Result) -> Any:
+    assert result.exit_code in (0, 1), result.output
+    return json.loads(result.stdout)
+
+
+# --- sizes and times ---
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("10GiB", 10 * GIB), ("1.5 kib", 1536), ("1B", 1), ("2GB", 2_000_000_000), ("1TiB", 1 << 40)],
+)
+def test_sizes_are_read_with_their_unit(text: str, size_bytes: int) -> None:
+    assert parse_size_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "time_s"),
+    [("7d", 604_800), ("90s", 90), ("1.5h", 5400), ("2W", 1_209_600), ("3m", 180)],
+)
+def test_times_are_read_with_their_unit(text: str, time_s: float) -> None:
+    assert parse_time_s(text) == time_s
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("10", "'10' has no unit; give one of B, KiB"),
+        ("10G", "unknown unit 'G'"),
+        ("10d", "unknown unit 'd'"),
+        ("-1GiB", "'-1GiB' is not a number"),
+        ("1e3GiB", "is not a number"),
+        ("GiB", "is not a number"),
+        ("", "is not a number"),
+        ("0GiB", "not an amount above 0"),
+        ("0.5B", "less than a byte"),
+        ("9" * 400 + "GiB", "not an amount above 0"),
+    ],
+)
+def test_a_wrong_size_is_named(text: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        parse_size_bytes(text)
+
+
+@given(st.integers(1, 1 << 50))
+def test_a_shown_size_is_the_size_to_a_twentieth(size_bytes: int) -> None:
+    shown = parse_size_bytes(size_text(size_bytes))
+    assert abs(shown - size_bytes) <= size_bytes / 20
+
+
+@given(st.integers(1, 10_000_000))
+def test_a_shown_time_reads_back(time_s: int) -> None:
+    assert parse_time_s(time_text(time_s)) == pytest.approx(time_s, rel=1e-5)
+
+
+def test_a_share_of_nothing_is_a_dash() -> None:
+    assert (share_text(1, 4), share_text(0, 0)) == ("25 %", "-")
+
+
+# --- engine status ---
+
+
+def test_the_status_fits_one_screen() -> None:
+    output = io.StringIO()
+    Console(file=output, width=80, height=24, highlight=False).print(status_view(STATUS))
+    lines = output.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    words = " ".join(output.getvalue().split())
+    for fact in (
+        "12,345",
+        "2 dropped",
+        "3.0 GiB of 10.0 GiB (30 %)",
+        "2.0 GiB of 4.0 GiB page cache (50 %) (cgroup v2)",
+        "io_uring",
+        "256 256 256.0 MiB 50 %",
+        "3 others",
+        "75 % intra 5.5 GiB/s 4.5 GiB/s",
+        "measuring - 900.0 MiB/s",
+        "evicted 1,000 objects (128.0 MiB), expired 11",
+        "moving a chain of 12 chunks; moved 77 objects (9.0 MiB), 88 could lie better",
+        "7 extents",
+    ):
+        assert fact in words
+
+
+def test_the_status_is_printed_or_given_as_one_document(server: ServerThread) -> None:
+    assert "10.0 GiB" in admin(server, "engine", "status").stdout
+    found = document(admin(server, "engine", "status", "--json"))
+    assert msgspec.convert(found, EngineStatus) == STATUS
+
+
+def test_an_engine_without_extents_says_so(server: ServerThread, engine: OperatedEngine) -> None:
+    engine.shown = EngineStatus(engine="memory", objects=3)
+    result = admin(server, "engine", "status")
+    assert result.exit_code == 0
+    assert "memory" in result.stdout
+    assert "engine local only" in result.stdout
+
+
+# --- policies ---
+
+
+def test_a_policy_changes_where_it_is_told_and_nowhere_else(
+    server: ServerThread, engine: OperatedEngine
+) -> None:
+    result = admin(server, "bucket", "policy", "bucket", "--quota", "10GiB", "--ttl", "7d")
+    assert result.exit_code == 0
+    assert "10.0 GiB" in result.stdout
+    assert "7d" in result.stdout
+    admin(server, "bucket", "policy", "bucket", "--durability", "async", "--ttl", "none")
+    assert engine.bucket("bucket").policy == BucketPolicy(
+        durability=Durability.ASYNC, quota_bytes=10 * GIB
+    )
+
+
+def test_a_policy_is_shown_with_every_field(server: ServerThread, engine: OperatedEngine) -> None:
+    engine.set_policy("bucket", BucketPolicy(verification=Verification.SAMPLED))
+    assert document(admin(server, "bucket", "policy", "bucket", "--json")) == {
+        "bucket": "bucket",
+        "policy": {
+            "durability": "sync",
+            "verification": "sampled",
+            "quota_bytes": None,
+            "ttl_s": None,
+        },
+    }
+    assert engine.bucket("bucket").policy == BucketPolicy(verification=Verification.SAMPLED)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "words"),
+    [
+        ("--quota", "3", "--quota: '3' has no unit"),
+        ("--ttl", "1y", "--ttl: '1y' has the unknown unit 'y'; give one of s, m, h, d, w, or none"),
+        ("--durability", "maybe", "--durability: 'maybe' is not one of sync, async"),
+        ("--verification", "no", "--verification: 'no' is not one of full, sampled, off"),
+    ],
+)
+def test_a_wrong_flag_is_named_before_any_server_is_asked(
+    tmp_path: Path, flag: str, text: str, words: str
+) -> None:
+    where = ["--data-dir", str(tmp_path / "absent")]
+    result = CliRunner().invoke(app, ["admin", "bucket", "policy", "b", flag, text, *where])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_a_bucket_that_does_not_exist_is_one_line(server: ServerThread) -> None:
+    result = admin(server, "bucket", "policy", "none")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "objectcache: bucket 'none' does not exist\n"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BucketPolicy(quota_bytes=0),
+        BucketPolicy(quota_bytes=-1),
+        BucketPolicy(ttl_s=0.0),
+        BucketPolicy(ttl_s=math.nan),
+        BucketPolicy(ttl_s=math.inf),
+    ],
+)
+def test_the_server_refuses_a_policy_that_makes_no_sense(
+    server: ServerThread, engine: OperatedEngine, policy: BucketPolicy
+) -> None:
+    with (
+        StorageSocket(server.settings) as storage,
+        pytest.raises(InvalidRequest, match=r"quota_bytes|ttl_s"),
+    ):
+        storage.ask(SetPolicy(bucket="bucket", policy=policy), Health)
+    assert engine.bucket("bucket").policy == BucketPolicy()
+
+
+# --- pins ---
+
+
+def test_pins_count_what_is_stored(server: ServerThread, engine: OperatedEngine) -> None:
+    put(engine, "a", b"1")
+    put(engine, "b", b"2")
+    result = admin(server, "pin", "bucket", "a", "missing", "b")
+    assert result.stdout == "2 of 3 pinned; 1 not stored\n"
+    assert engine.pinned == {"a", "b"}
+    assert document(admin(server, "unpin", "bucket", "b", "--json")) == {
+        "bucket": "bucket", "pinned": False, "asked": 1, "count": 1
+    }  # fmt: skip
+    assert engine.pinned == {"a"}
+
+
+def test_a_key_that_is_not_unicode_text_is_refused(server: ServerThread) -> None:
+    result = admin(server, "pin", "bucket", "\udcff")
+    assert result.exit_code == 2
+    assert "not Unicode" in result.stderr
+
+
+# --- fsck ---
+
+BAD = CheckReport(
+    objects=9,
+    bytes=9 * KIB,
+    damaged=1,
+    misplaced=2,
+    leaked_bytes=4096,
+    dropped=1,
+    examples=("'key\x1b[31m' is damaged", "two"),
+)
+
+
+def test_a_clean_check_exits_with_0(server: ServerThread, engine: OperatedEngine) -> None:
+    engine.steps = [CheckReport(objects=9, bytes=9 * KIB)]
+    result = admin(server, "fsck")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "checked 9 objects, 9.0 KiB: clean\n"
+    assert engine.repairs == [False]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [CheckReport(damaged=1), CheckReport(misplaced=1), CheckReport(leaked_bytes=1)],
+)
+def test_any_finding_exits_with_1(
+    server: ServerThread, engine: OperatedEngine, report: CheckReport
+) -> None:
+    engine.steps = [report]
+    assert admin(server, "fsck").exit_code == 1
+
+
+def test_findings_are_shown_without_what_steers_a_terminal(
+    server: ServerThread, engine: OperatedEngine
+) -> None:
+    engine.steps = [BAD]
+    result = admin(server, "fsck")
+    assert "1 objects do not match their checksums" in result.stdout
+    assert "  - 'key\\x1b[31m' is damaged\n  - two\n" in result.stdout
+    assert "--repair" in result.stdout
+    repaired = admin(server, "fsck", "--repair")
+    assert "--repair" not in repaired.stdout
+    assert repaired.exit_code == 1
+    assert engine.repairs == [False, True]
+
+
+def test_a_check_is_one_document(server: ServerThread, engine: OperatedEngine) -> None:
+    engine.steps = [BAD]
+    result = admin(server, "fsck", "--json")
+    assert result.exit_code == 1
+    assert msgspec.convert(document(result), CheckReport) == BAD
+
+
+def test_a_terminal_shows_how_far_the_check_is(
+    server: ServerThread, engine: OperatedEngine
+) -> None:
+    so_far = CheckReport(objects=77, bytes=GIB, damaged=5)
+    engine.steps = [so_far]
+    engine.may_end.clear()
+    output = _Terminal(engine.may_end, "77 objects, 5 bad")
+    with StorageSocket(server.settings) as storage:
+        report = fsck.check(storage, False, Console(file=output, force_terminal=True, width=100))
+    assert report == so_far
+    assert "77 objects, 5 bad" in output.getvalue()
+    assert "1.0/2.0 GiB" in output.getvalue()
+
+
+class _Terminal(io.StringIO):
+    """Sets an event when words have been written to it."""
+
+    def __init__(self, seen: threading.Event, words: str) -> None:
+        super().__init__()
+        self._seen, self._words = seen, words
+
+    def write(self, text: str) -> int:
+        if self._words in text:
+            self._seen.set()
+        return super().write(text)
+
+
+def test_one_check_runs_at_a_time(server: ServerThread, engine: OperatedEngine) -> None:
+    engine.may_end.clear()
+    with StorageSocket(server.settings) as first, StorageSocket(server.settings) as second:
+        first.send(CheckEngine(repair=False))
+        first.receive(CheckProgress)
+        with pytest.raises(Busy, match="another check") as caught:
+            second.ask(CheckEngine(repair=False), CheckEnded)
+        assert caught.value.details.retry_after_s is not None
+        second.ask(GetHealth(), Health)  # the connection takes the next request
+        assert admin(server, "fsck").exit_code == 2
+        engine.may_end.set()
+        assert last_message(first) == CheckEnded(report=CheckReport())
+        second.send(CheckEngine(repair=False))
+        assert last_message(second) == CheckEnded(report=CheckReport())
+    assert engine.repairs == [False, False]
+
+
+def last_message(storage: StorageSocket) -> Message:
+    """The end of a check, after any progress."""
+    while isinstance(message := storage.receive(Message), CheckProgress):
+        pass
+    return message
+
+
+def test_hanging_up_ends_the_check(server: ServerThread, engine: OperatedEngine) -> None:
+    engine.may_end.clear()
+    with StorageSocket(server.settings) as storage:
+        storage.send(CheckEngine(repair=False))
+        storage.receive(CheckProgress)
+    assert engine.check_ended.wait(WAIT_S)
+
+
+def test_an_interrupt_ends_the_command_and_the_check(
+    server: ServerThread, engine: OperatedEngine
+) -> None:
+    def interrupt() -> Iterator[CheckReport]:
+        os.kill(os.getpid(), signal.SIGINT)  # lands in the main thread, which waits for the check
+        yield CheckReport()
+
+    engine.steps = interrupt()
+    engine.may_end.clear()
+    result = admin(server, "fsck")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "ended before it was through" in result.stderr
+    assert engine.check_ended.wait(WAIT_S)
+
+
+def test_a_server_that_stops_ends_the_check_and_says_so(
+    server: ServerThread, engine: OperatedEngine
+) -> None:
+    engine.may_end.clear()
+    with StorageSocket(server.settings) as storage:
+        storage.send(CheckEngine(repair=False))
+        storage.receive(CheckProgress)
+        server.begin_drain()
+        with pytest.raises(Unavailable, match="did not finish"):
+            last_message(storage)
+
+
+# --- finding the server ---
+
+
+def unreachable(run_dir: Path) -> str:
+    """What `engine status` says of a server with its sockets there."""
+    where = ["--data-dir", str(run_dir), "--set", f"server.run_dir={run_dir}"]
+    result = CliRunner().invoke(app, ["admin", "engine", "status", *where])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+def test_without_a_server_the_path_and_the_remedy_are_named(tmp_path: Path) -> None:
+    message = unreachable(tmp_path / "absent")
+    assert str(tmp_path / "absent" / "storage.sock") in message
+    assert "--data-dir" in message
+
+
+def test_a_server_that_has_died_is_told_from_none(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(tmp_path / "storage.sock"))
+    assert "any more; start it again" in unreachable(tmp_path)
+
+
+def test_without_a_data_directory_the_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OBJECTCACHE_SERVER_DATA_DIR", raising=False)
+    result = CliRunner().invoke(app, ["admin", "fsck"])
+    assert result.exit_code == 2
+    assert "give --data-dir DIR" in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_told_whom_to_be(server: ServerThread) -> None:
+    os.seteuid(NOBODY)
+    try:
+        message = unreachable(server.settings.run_dir)
+    finally:
+        os.seteuid(0)
+    assert "permission denied; run this as the server's own user" in message
+
+
+def test_other_limits_are_named_with_the_remedy(server: ServerThread) -> None:
+    result = admin(server, "engine", "status", "--set", "limits.put_chunks_max=7")
+    assert result.exit_code == 2
+    assert "give the --config and --set that it was started with" in result.stderr
+
+
+def test_a_socket_of_another_program_is_no_storage_server(tmp_path: Path) -> None:
+    settings = load_settings(None, {}, [f"server.run_dir={tmp_path}"])
+    with socket.create_server(str(settings.storage_socket), family=socket.AF_UNIX) as listener:
+
+        def answer() -> None:
+            connected, _ = listener.accept()
+            with connected:
+                connected.recv(1000)  # unread, it would end the connection before the answer
+                connected.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ObjectCacheError, match=r"is no storage server"):
+            StorageSocket(settings)
+        thread.join(WAIT_S)
+
+
+def test_a_server_that_says_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_socket, "TIMEOUT_S", 0.05)
+    settings = load_settings(None, {}, [f"server.run_dir={tmp_path}"])
+    with (
+        socket.create_server(str(settings.storage_socket), family=socket.AF_UNIX),
+        pytest.raises(Unavailable, match=r"says nothing for 0\.05 s"),
+    ):
+        StorageSocket(settings)
