@@ -40,6 +40,13 @@ def checked_keys(chunk_keys: Iterable[Any]) -> tuple[str, ...]:
     return keys
 
 
+def checked_parent(parent_key: Any) -> str | None:
+    """One key, or None."""
+    if parent_key is not None and not isinstance(parent_key, str):
+        raise InvalidRequest(f"parent_key must be a string, got {type(parent_key).__name__}")
+    return parent_key
+
+
 def checked_tokens(tokens: Any) -> bytes | npt.NDArray[np.integer]:
     """Token ids in one dimension; bytes are ids too, text is none."""
     if isinstance(tokens, bytes):

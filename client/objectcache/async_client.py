@@ -278,17 +278,40 @@ class AsyncKvBucket:
         return AsyncFetch(begin, self._calls)
 
     async def put(
-        self, chunk_keys: Sequence[str], chunks: Any, *, timeout_s: float | None = None
+        self,
+        chunk_keys: Sequence[str],
+        chunks: Any,
+        *,
+        parent_key: str | None = None,
+        transport: str | None = None,
+        timeout_s: float | None = None,
     ) -> PutResult:
-        """See `KvBucket.put`. A put whose await is cancelled may still be carried out."""
-        call = partial(self._bucket.put, chunk_keys, chunks, timeout_s=timeout_s)
+        """See `KvBucket.put`. A put whose await is cancelled may still be carried out, and read
+        the chunks meanwhile.
+        """
+        call = partial(
+            self._bucket.put,
+            chunk_keys,
+            chunks,
+            parent_key=parent_key,
+            transport=transport,
+            timeout_s=timeout_s,
+        )
         return await self._calls.run(call)
 
     def put_layers(
-        self, chunk_keys: Sequence[str], *, timeout_s: float | None = None
+        self,
+        chunk_keys: Sequence[str],
+        *,
+        parent_key: str | None = None,
+        transport: str | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncLayerPut:
         """See `KvBucket.put_layers`; for `async with`."""
-        return AsyncLayerPut(self._bucket.put_layers(chunk_keys, timeout_s=timeout_s), self._calls)
+        put = self._bucket.put_layers(
+            chunk_keys, parent_key=parent_key, transport=transport, timeout_s=timeout_s
+        )
+        return AsyncLayerPut(put, self._calls)
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._bucket)[1:]}"

@@ -26,6 +26,7 @@ from objectcache.channel.responses import parse_match
 from objectcache.client import CONNECTIONS_MAX, TARGET_BYTES_MAX, Client
 from objectcache.core import ClientCore, CoreSettings, TransportChoice
 from objectcache.deliveries.delivery import Delivery
+from objectcache.deliveries.fetching import BODY
 from objectcache.kv_bucket import KvBucket
 from objectcache.memory.targets import Target
 from objectcache_schemas.errors import InvalidRequest
@@ -84,10 +85,17 @@ class KvMethods:
         return {"Matched": parse_match(reply.body, len(keys))}
 
     def kv_put(
-        self, *, Bucket: str, ChunkKeys: Sequence[str], KvLayout: KvLayout, Body: Any
+        self,
+        *,
+        Bucket: str,
+        ChunkKeys: Sequence[str],
+        KvLayout: KvLayout,
+        Body: Any,
+        ParentKey: str | None = None,
     ) -> KvPutOutput:
-        """Store chunks, all or none; see `KvBucket.put`."""
-        result = KvBucket(core_of(self), Bucket, KvLayout).put(ChunkKeys, Body)
+        """Store chunks from the request's body, all or none; see `KvBucket.put`."""
+        bucket = KvBucket(core_of(self), Bucket, KvLayout)
+        result = bucket.put(ChunkKeys, Body, parent_key=ParentKey, transport=BODY)
         return {"Stored": result.stored, "Existing": result.existing}
 
     def kv_get(

@@ -28,11 +28,11 @@ TARGET_BYTES_MAX = 4 << 30
 class Client:
     """A client of one gateway. May be shared by threads; not by processes after a fork.
 
-    `transport` is how deliveries reach this process: shared_memory (the server must run on this
-    host), body, or auto, which takes shared memory where it can be had. `timeout_s` bounds the
-    connecting and every silence of the server, `connections_max` the open connections (an open
-    delivery holds one), `target_bytes_max` the shared memory that deliveries without a target of
-    the caller's own land in.
+    `transport` is how deliveries reach this process, and puts leave it: shared_memory (the server
+    must run on this host), body, or auto, which takes shared memory where it can be had.
+    `timeout_s` bounds the connecting and every silence of the server, `connections_max` the open
+    connections (an open delivery holds one), `target_bytes_max` the shared memory for deliveries
+    and puts without a target of the caller's own.
 
     Nothing is sent before the first call. Every call raises the classes of `objectcache.errors`.
     """
@@ -126,9 +126,9 @@ class Client:
         return KvBucket(self._core, name, layout)
 
     def shared_memory_target(self, length_bytes: int) -> SharedMemoryTarget:
-        """Shared memory to fetch into again and again.
+        """Shared memory to fetch into, and to put from without a copy, again and again.
 
-        Raises `Unavailable` with the reason where the server cannot write to this host's memory.
+        Raises `Unavailable` with the reason where the server cannot reach this host's memory.
         """
         return shared_memory_target(self._core, length_bytes)
 

@@ -16,13 +16,14 @@ from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.http_channel import HttpChannel
 from objectcache.channel.responses import SessionReply, parse_reply
 from objectcache.memory.session_keeper import SessionKeeper
+from objectcache.memory.shared_targets import SharedTargets
 from objectcache.memory.target_pool import TargetPool
 from objectcache.thread_reserve import ThreadReserve
 from objectcache_schemas.errors import InvalidRequest
 
 
 class TransportChoice(enum.Enum):
-    """How bytes may reach a target."""
+    """How the bytes of a delivery or a put may travel."""
 
     AUTO = "auto"  # shared memory where it can be had, else the body
     SHARED_MEMORY = "shared_memory"
@@ -77,6 +78,7 @@ class ClientCore:
         self.channel = channel
         self.sessions = SessionKeeper(lambda: _invite(channel), settings.timeout_s)
         self.pool = TargetPool(settings.target_bytes_max)
+        self.targets = SharedTargets()
         self.threads = ThreadReserve("objectcache-receiver")
         self.close = weakref.finalize(self, _close, connections, self.sessions, self.threads)
 

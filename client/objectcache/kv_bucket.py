@@ -13,6 +13,7 @@ from objectcache.arguments import (
     checked_choice,
     checked_keys,
     checked_layers,
+    checked_parent,
     checked_seconds,
     checked_tokens,
     checked_window,
@@ -22,6 +23,7 @@ from objectcache.channel.responses import PutResult, parse_match
 from objectcache.core import ClientCore, TransportChoice
 from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.fetching import FetchRequest, empty_delivery, fetch
+from objectcache.deliveries.put_request import PutRequest
 from objectcache.deliveries.putting import LayerPut, put_chunks
 from objectcache.memory.targets import Target
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, OnMissing
@@ -95,46 +97,87 @@ class KvBucket:
             missing,
             window_s,
         )
-        settings = self._core.settings
-        choice = settings.transport if transport is None else TransportChoice.parse(transport)
+        choice = self._transport(transport)
         return fetch(
             self._core,
             FetchRequest(self.name, descriptor, target, choice, timeout_s, started_s),
         )
 
     def put(
-        self, chunk_keys: Sequence[str], chunks: Any, *, timeout_s: float | None = None
+        self,
+        chunk_keys: Sequence[str],
+        chunks: Any,
+        *,
+        parent_key: str | None = None,
+        transport: str | None = None,
+        timeout_s: float | None = None,
     ) -> PutResult:
         """Store chunks: uint8[N, num_layers, per_layer_chunk_bytes], raw bytes of that length, or a
         list with one chunk a key.
+
+        `parent_key` is the chunk before the first one in their prefix, whose tail they are: the
+        store lays them beside it and evicts them before it. Chunks that lie in one run within a
+        target of this client (`client.shared_memory_target(...).chunks(...)`) are put from there
+        without a copy: they must not change before the call returns, or what is stored of them
+        fails its checksum and reads as missing. `transport` and `timeout_s` replace the client's.
 
         All become visible together, or none. Chunks that are stored already with the same bytes
         are counted as `existing`. Raises `Conflict` where other bytes are stored under a key,
         `StorageFull`, `InvalidRequest` where shape or size do not fit.
         """
-        chunk_keys, timeout_s = checked_keys(chunk_keys), self._timeout_s(timeout_s)
+        chunk_keys = checked_keys(chunk_keys)
         if not chunk_keys:
             return PutResult(stored=0, existing=0)
-        descriptor = self._put_descriptor(chunk_keys, DeliveryMode.CHUNKWISE)
-        return put_chunks(self._core, self.name, descriptor, chunks, timeout_s)
+        put = self._put_request(
+            chunk_keys, DeliveryMode.CHUNKWISE, parent_key, transport, timeout_s
+        )
+        return put_chunks(self._core, put, chunks)
 
-    def put_layers(self, chunk_keys: Sequence[str], *, timeout_s: float | None = None) -> LayerPut:
+    def put_layers(
+        self,
+        chunk_keys: Sequence[str],
+        *,
+        parent_key: str | None = None,
+        transport: str | None = None,
+        timeout_s: float | None = None,
+    ) -> LayerPut:
         """Store chunks layer by layer: `write_layer` num_layers times in a `with` block.
 
-        Over plain HTTP to another host the layers are kept and sent at the end, because the
-        request's signature covers its body there.
+        Through shared memory the layers are laid there as they come and stored at the end; in a
+        body they are sent as they come. Over plain HTTP to another host they are kept and sent at
+        the end, because the request's signature covers its body there. `parent_key`, `transport`
+        and `timeout_s` as in `put`.
         """
-        descriptor = self._put_descriptor(checked_keys(chunk_keys), DeliveryMode.LAYERWISE)
-        return LayerPut(self._core, self.name, descriptor, self._timeout_s(timeout_s))
+        chunk_keys = checked_keys(chunk_keys)
+        put = self._put_request(
+            chunk_keys, DeliveryMode.LAYERWISE, parent_key, transport, timeout_s
+        )
+        return LayerPut(self._core, put)
 
-    def _put_descriptor(self, chunk_keys: tuple[str, ...], order: DeliveryMode) -> Descriptor:
-        return Descriptor(
+    def _put_request(
+        self,
+        chunk_keys: tuple[str, ...],
+        order: DeliveryMode,
+        parent_key: str | None,
+        transport: str | None,
+        timeout_s: float | None,
+    ) -> PutRequest:
+        descriptor = Descriptor(
             chunk_keys,
             self.layout.num_layers,
             self.layout.chunk_tokens,
             self.layout.per_layer_chunk_bytes,
             order,
+            parent_key=checked_parent(parent_key),
         )
+        return PutRequest(
+            self.name, descriptor, self._transport(transport), self._timeout_s(timeout_s)
+        )
+
+    def _transport(self, transport: str | None) -> TransportChoice:
+        if transport is None:
+            return self._core.settings.transport
+        return TransportChoice.parse(transport)
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         if timeout_s is None:

@@ -40,19 +40,23 @@ _READS = (
 )
 # The puts' openings store nothing before their CommitPut, a ticket that nobody uses expires, and
 # deleting what is deleted is no error.
-_HARMLESS = (PutObject, PutPart, KvPut, CreateSession, DeleteObjects)
+_HARMLESS = (PutObject, PutPart, CreateSession, DeleteObjects)
 
 
 def is_repeatable(request: Message, limits: Limits) -> bool:
     """Whether carrying a request out twice is the same as once, replies included."""
-    if isinstance(request, KvGet):
-        return not _has_target(request.descriptor, limits)
+    if isinstance(request, KvGet | KvPut):
+        return not _has_target(request, limits)
     return isinstance(request, _READS + _HARMLESS)
 
 
-def _has_target(descriptor: bytes, limits: Limits) -> bool:
-    """Whether a delivery writes into a client's memory; one that is refused writes nowhere."""
+def _has_target(request: KvGet | KvPut, limits: Limits) -> bool:
+    """Whether a delivery writes into a client's memory, or a put is stored out of it without a
+    CommitPut; one that is refused does neither.
+    """
+    of_put = isinstance(request, KvPut)
     try:
-        return Descriptor.from_bytes(descriptor, limits).rdma_target is not None
+        descriptor = Descriptor.from_bytes(request.descriptor, limits, of_put=of_put)
+        return descriptor.rdma_target is not None
     except InvalidRequest:
         return False

@@ -115,12 +115,20 @@ class StorageConnection:
     # --- messages ---
 
     async def ask(
-        self, message: Message, reply_type: type[R], *, descriptor: int | None = None
+        self,
+        message: Message,
+        reply_type: type[R],
+        *,
+        descriptor: int | None = None,
+        timeout_s: float | None = None,
     ) -> R:
-        """Send a message, with a file descriptor beside it if given, and return the reply."""
+        """Send a message, with a file descriptor beside it if given, and return the reply.
+
+        `timeout_s` replaces how long its kind of message may stay unanswered.
+        """
         await self.send(message, descriptor=descriptor)
         factor = LONG_REPLY_TIMEOUT_FACTOR if isinstance(message, _LONG_REQUESTS) else 1
-        return await self.receive(reply_type, timeout_s=self._timeout_s * factor)
+        return await self.receive(reply_type, timeout_s=timeout_s or self._timeout_s * factor)
 
     async def send(self, message: Message, *, descriptor: int | None = None) -> None:
         """Send a message."""
@@ -325,8 +333,10 @@ class Conversation:
         assert self._connection is not None
         return self._connection
 
-    async def begin(self, request: Message, reply_type: type[R]) -> R:
-        """Send the first message and return the reply.
+    async def begin(
+        self, request: Message, reply_type: type[R], *, timeout_s: float | None = None
+    ) -> R:
+        """Send the first message and return the reply; `timeout_s` as in `StorageConnection.ask`.
 
         A pooled connection that ended before a byte of the reply is replaced once, if the request
         may be carried out twice: most likely the storage server was restarted and did not see it,
@@ -336,13 +346,13 @@ class Conversation:
         if pooled is not None:
             self._connection = pooled
             try:
-                return await pooled.ask(request, reply_type)
+                return await pooled.ask(request, reply_type, timeout_s=timeout_s)
             except ConnectionLost as error:
                 if not error.unheard or not self._pool.may_repeat(request):
                     raise
                 pooled.close()
         self._connection = await self._pool.connect()
-        return await self._connection.ask(request, reply_type)
+        return await self._connection.ask(request, reply_type, timeout_s=timeout_s)
 
     def end(self) -> None:
         """Give an idle connection back, close any other."""

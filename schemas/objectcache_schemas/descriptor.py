@@ -42,8 +42,9 @@ class OnMissing(enum.Enum):
 class MemoryTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The `rdma_target` map: a part of a registered target, and the tag its events carry.
 
-    The payload is written at `offset_bytes` and must fit `length_bytes`. Layer events of the
-    delivery carry `tag`, which the client chooses.
+    The payload of a get is written at `offset_bytes` and must fit `length_bytes`. Layer events of
+    the delivery carry `tag`, which the client chooses. The payload of a put is read there, and
+    `length_bytes` is its length; it has no events.
     """
 
     transport: str
@@ -72,6 +73,7 @@ class _WireDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     on_missing: OnMissing = OnMissing.FAIL
     compute_window_s: float | None = None
     rdma_target: MemoryTarget | None = None
+    parent_key: Any = msgspec.UNSET
 
 
 _DECODER = msgspec.msgpack.Decoder(_WireDescriptor)
@@ -80,6 +82,9 @@ _DECODER = msgspec.msgpack.Decoder(_WireDescriptor)
 @dataclass(frozen=True, slots=True)
 class Descriptor:
     """A checked descriptor. `chunk_keys` are strings; a binary key has become its lowercase hex.
+
+    `parent_key`, in a put alone, is the chunk before the first one in their prefix; None where it
+    is not known, or there is none.
 
     Raises `InvalidRequest` (code InvalidDescriptor) when built with a value out of bounds.
     """
@@ -93,6 +98,7 @@ class Descriptor:
     on_missing: OnMissing = OnMissing.FAIL
     compute_window_s: float | None = None
     rdma_target: MemoryTarget | None = field(default=None, repr=False)
+    parent_key: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -148,7 +154,9 @@ class Descriptor:
                 )
 
     def to_bytes(self) -> bytes:
-        """The descriptor as a msgpack map, fields in the documented order."""
+        """The descriptor as a msgpack map, fields in the documented order; `parent_key` only where
+        there is one.
+        """
         return msgspec.msgpack.encode(
             _WireDescriptor(
                 v=DESCRIPTOR_VERSION,
@@ -161,12 +169,15 @@ class Descriptor:
                 on_missing=self.on_missing,
                 compute_window_s=self.compute_window_s,
                 rdma_target=self.rdma_target,
+                parent_key=msgspec.UNSET if self.parent_key is None else self.parent_key,
             )
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview, limits: Limits) -> Descriptor:
-        """Parse and check a msgpack map from an untrusted peer.
+    def from_bytes(
+        cls, data: bytes | memoryview, limits: Limits, *, of_put: bool = False
+    ) -> Descriptor:
+        """Parse and check a msgpack map from an untrusted peer, a get's unless it is `of_put`.
 
         Raises `InvalidRequest` (InvalidDescriptor, DescriptorTooLarge or KeyTooLongError) with a
         message that names the field. Work and memory are linear in `len(data)`.
@@ -179,6 +190,12 @@ class Descriptor:
             )
         wire = decode_wire(_DECODER, data, "descriptor")
         _check("v", wire.v, DESCRIPTOR_VERSION, DESCRIPTOR_VERSION)
+        parent_key = _checked_parent(wire.parent_key)
+        if parent_key is not None and not of_put:
+            raise InvalidRequest(
+                "parent_key must be nil in a get: it says where a put belongs",
+                code="InvalidDescriptor",
+            )
         descriptor = cls(
             checked_keys(wire.chunk_keys, limits.chunks_per_descriptor_max),
             wire.num_layers,
@@ -189,6 +206,7 @@ class Descriptor:
             wire.on_missing,
             wire.compute_window_s,
             wire.rdma_target,
+            parent_key,
         )
         payload_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
         if payload_bytes > limits.payload_bytes_max:
@@ -282,25 +300,31 @@ def checked_keys(keys: tuple[Any, ...], chunks_max: int) -> tuple[str, ...]:
             f"limits.chunks_per_descriptor_max is {chunks_max}",
             code="DescriptorTooLarge",
         )
-    return tuple([_checked_key(index, key) for index, key in enumerate(keys)])
+    return tuple([_checked_key(key, "chunk_keys", index) for index, key in enumerate(keys)])
 
 
-def _checked_key(index: int, wire_key: object) -> str:
+def _checked_parent(wire_key: object) -> str | None:
+    absent = wire_key is None or wire_key is msgspec.UNSET
+    return None if absent else _checked_key(wire_key, "parent_key")
+
+
+def _checked_key(wire_key: object, field_name: str, index: int | None = None) -> str:
     key = wire_key.hex() if isinstance(wire_key, bytes) else wire_key
     if not isinstance(key, str):
-        raise InvalidRequest(
-            f"chunk_keys[{index}] must be a string or bytes, got {type(key).__name__}",
-            code="InvalidDescriptor",
-        )
+        raise _wrong_key(field_name, index, f"must be a string or bytes, got {type(key).__name__}")
     if not key or "\0" in key:
-        raise InvalidRequest(
-            f"chunk_keys[{index}] must not be empty or hold a NUL", code="InvalidDescriptor"
-        )
+        raise _wrong_key(field_name, index, "must not be empty or hold a NUL")
     if len(key) * 4 > KEY_BYTES_MAX and len(key.encode()) > KEY_BYTES_MAX:
-        raise InvalidRequest(
-            f"chunk_keys[{index}] is over {KEY_BYTES_MAX} bytes of UTF-8", code="KeyTooLongError"
-        )
+        what = f"is over {KEY_BYTES_MAX} bytes of UTF-8"
+        raise _wrong_key(field_name, index, what, "KeyTooLongError")
     return key
+
+
+def _wrong_key(
+    field_name: str, index: int | None, what: str, code: str = "InvalidDescriptor"
+) -> InvalidRequest:
+    name = field_name if index is None else f"{field_name}[{index}]"
+    return InvalidRequest(f"{name} {what}", code=code)
 
 
 def _check(name: str, value: int, lowest: int, highest: int) -> None:

@@ -60,12 +60,14 @@ def test_the_two_forms_meet_at_the_header_bound() -> None:
     assert {request.method for request in forms.values()} == {"GET", "POST"}
 
 
-def test_only_a_get_without_a_target_may_be_repeated() -> None:
+def test_what_has_a_target_may_not_be_repeated() -> None:
     target = MemoryTarget(
         transport="shared_memory", target_id=bytes(16), offset_bytes=0, length_bytes=240, tag=1
     )
     assert requests.get("b", descriptor()).repeatable
     assert not requests.get("b", descriptor(rdma_target=target)).repeatable
+    assert requests.put("b", descriptor(), []).repeatable
+    assert not requests.put("b", descriptor(rdma_target=target), []).repeatable
     assert not requests.create_bucket("b", "us-east-1").repeatable
 
 

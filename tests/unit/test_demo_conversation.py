@@ -54,7 +54,8 @@ class MemoryBucket:
     def match(self, keys: list[str]) -> int:
         return next((i for i, key in enumerate(keys) if key not in self.chunks), len(keys))
 
-    def put(self, keys: list[str], chunks: Bytes) -> None:
+    def put(self, keys: list[str], chunks: Bytes, *, parent_key: str | None) -> None:
+        assert parent_key is None or parent_key in self.chunks
         for key, chunk in zip(keys, chunks, strict=True):
             assert key not in self.chunks
             self.chunks[key] = chunk.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -60,6 +61,43 @@ def descriptors(draw: st.DrawFn) -> Descriptor:
         draw(st.none() | st.floats(0, 1e6)),
         draw(st.none() | st.just(target)),
     )
+
+
+@given(descriptors(), st.none() | KEYS.filter(lambda key: len(key.encode()) <= 1024))
+def test_a_puts_descriptor_survives_with_its_parent(
+    descriptor: Descriptor, parent_key: str | None
+) -> None:
+    put = replace(descriptor, parent_key=parent_key)
+    assert Descriptor.from_bytes(put.to_bytes(), LIMITS, of_put=True) == put
+    if parent_key is None:
+        assert put.to_bytes() == descriptor.to_bytes()
+        assert b"parent_key" not in put.to_bytes()
+
+
+def put_of(parent_key: Any) -> Descriptor:
+    wire = msgspec.msgpack.encode(fields(parent_key=parent_key))
+    return Descriptor.from_bytes(wire, LIMITS, of_put=True)
+
+
+def test_a_binary_parent_becomes_hex_and_nil_is_none() -> None:
+    assert put_of(b"\x01\xff").parent_key == "01ff"
+    assert put_of("p").parent_key == "p"
+    assert put_of(None).parent_key is None
+
+
+@pytest.mark.parametrize("parent_key", ["", "a\0b", b"", 1, ["a"], "\u00e9" * 513])
+def test_a_parent_is_checked_as_a_chunk_key_is(parent_key: Any) -> None:
+    with pytest.raises(InvalidRequest, match="parent_key") as caught:
+        put_of(parent_key)
+    assert caught.value.row.http_status == 400
+
+
+def test_a_parent_is_refused_in_a_get_and_nil_is_not() -> None:
+    for parent_key in ("p", b"p", 1):
+        with pytest.raises(InvalidRequest, match="parent_key"):
+            Descriptor.from_bytes(msgspec.msgpack.encode(fields(parent_key=parent_key)), LIMITS)
+    wire = msgspec.msgpack.encode(fields(parent_key=None))
+    assert Descriptor.from_bytes(wire, LIMITS).parent_key is None
 
 
 @given(descriptors())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from objectcache_gateway.handlers.kv import PutHead
-from objectcache_schemas.descriptor import DeliveryMode, Descriptor
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import Limits
 
@@ -32,6 +33,23 @@ def test_any_pieces_give_the_descriptor_and_the_payload(places: list[int], known
     assert payload == PAYLOAD
     assert head.descriptor == DESCRIPTOR
     assert head.descriptor_bytes == WIRE
+
+
+def test_with_a_target_the_body_ends_behind_the_descriptor() -> None:
+    target = MemoryTarget(
+        transport="shared_memory", target_id=bytes(16), offset_bytes=0, length_bytes=30, tag=0
+    )
+    wire = replace(DESCRIPTOR, rdma_target=target, parent_key="p").to_bytes()
+    body = len(wire).to_bytes(4, "big") + wire
+    head = PutHead(Limits(), len(body))
+    assert not head.has_payload
+    assert not head.take(body)
+    head.finish()
+    assert not head.has_payload
+    assert head.descriptor is not None
+    assert head.descriptor.parent_key == "p"
+    assert refusal(body + PAYLOAD) == "IncompleteBody"
+    assert refusal(body, len(body) + len(PAYLOAD)) == "IncompleteBody"
 
 
 def take_whole(body: bytes, announced_bytes: int | None) -> None:

@@ -47,7 +47,8 @@ class MemoryBucket:
             chunks[-1, -1, -1] ^= 1
         return nullcontext(MemoryDelivery(chunks))
 
-    def put(self, keys: Sequence[str], chunks: Bytes) -> None:
+    def put(self, keys: Sequence[str], chunks: Bytes, *, parent_key: str | None) -> None:
+        assert parent_key is None or parent_key in self.chunks
         if self.fail_puts:
             raise Busy("too many puts")
         self.put_counts.append(len(keys))

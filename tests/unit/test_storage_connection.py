@@ -30,6 +30,7 @@ from objectcache_schemas.messages import (
     Done,
     GetHealth,
     KvGet,
+    KvPut,
     Message,
     ObjectAttributes,
     StatObject,
@@ -118,15 +119,22 @@ async def test_a_change_whose_reply_was_lost_is_not_made_twice(request_: Message
     assert storage.requests == 2
 
 
-def kv_get(target: MemoryTarget | None) -> KvGet:
-    descriptor = Descriptor(
+def descriptor_with(target: MemoryTarget | None) -> bytes:
+    return Descriptor(
         chunk_keys=("a",),
         num_layers=2,
         chunk_tokens=16,
         per_layer_chunk_bytes=4096,
         rdma_target=target,
-    )
-    return KvGet(bucket="b", identity="i", request_id="r", descriptor=descriptor.to_bytes())
+    ).to_bytes()
+
+
+def kv_get(target: MemoryTarget | None) -> KvGet:
+    return KvGet(bucket="b", identity="i", request_id="r", descriptor=descriptor_with(target))
+
+
+def kv_put(target: MemoryTarget | None) -> KvPut:
+    return KvPut(bucket="b", identity="i", descriptor=descriptor_with(target))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +142,8 @@ def kv_get(target: MemoryTarget | None) -> KvGet:
     [
         (kv_get(None), True),
         (kv_get(TARGET), False),
+        (kv_put(None), True),
+        (kv_put(TARGET), False),
         (KvGet(bucket="b", identity="i", request_id="r", descriptor=b"none"), True),
         (CreateBucket(name="bbb", owner="o", region="r"), False),
         (CreateUpload(bucket="b", key="k", attributes=ObjectAttributes()), False),

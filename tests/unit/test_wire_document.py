@@ -17,7 +17,7 @@ from objectcache_schemas.descriptor import (
     MatchRequest,
 )
 from objectcache_schemas.errors import ERRORS
-from objectcache_schemas.frames import encode_frame
+from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.messages import LayersReady, RegisterTarget
@@ -45,6 +45,18 @@ DESCRIPTOR = msgspec.msgpack.encode(
     }
 )
 
+TAIL_PUT = msgspec.msgpack.encode(
+    {
+        "v": 1,
+        "chunk_keys": ["c"],
+        "num_layers": 2,
+        "chunk_tokens": 4,
+        "per_layer_chunk_bytes": 8,
+        "delivery": "chunkwise",
+        "parent_key": "b",
+    }
+)
+
 
 @pytest.mark.parametrize(
     "example",
@@ -56,8 +68,9 @@ DESCRIPTOR = msgspec.msgpack.encode(
         msgspec.msgpack.encode(MatchReply(v=1, matched=1)),
         encode_frame(RegisterTarget(length_bytes=4096)),
         encode_frame(LayersReady(tag=7, end_layer=1)),
+        LENGTH.pack(len(TAIL_PUT)) + TAIL_PUT,
     ],
-    ids=["layout", "descriptor", "outcome", "match", "matched", "register", "ready"],
+    ids=["layout", "descriptor", "outcome", "match", "matched", "register", "ready", "put"],
 )
 def test_the_hex_of_an_example_is_what_the_code_sends(example: bytes) -> None:
     assert any(example in run for run in HEX_RUNS)
@@ -75,6 +88,11 @@ def test_the_header_example_is_the_descriptor_example() -> None:
     assert header == base64.urlsafe_b64encode(DESCRIPTOR).rstrip(b"=").decode()
     expected = Descriptor(("a", "b"), 2, 4, 8, DeliveryMode.LAYERWISE)
     assert Descriptor.from_header(header, Limits()) == expected
+
+
+def test_the_put_example_is_a_descriptor_of_a_put() -> None:
+    expected = Descriptor(("c",), 2, 4, 8, DeliveryMode.CHUNKWISE, parent_key="b")
+    assert Descriptor.from_bytes(TAIL_PUT, Limits(), of_put=True) == expected
 
 
 def test_the_error_document_is_the_table() -> None:

@@ -101,9 +101,21 @@ def get(bucket: str, descriptor: Descriptor) -> Request:
 
 
 def put(bucket: str, descriptor: Descriptor, payload: Sequence[memoryview]) -> Request:
-    """Store chunks; the payload's parts are in the order of `descriptor.delivery`."""
+    """Store chunks; the payload's parts are in the order of `descriptor.delivery`.
+
+    With a target there is no payload, and it is not repeatable: the memory would be free for other
+    use when the second put had ended, whatever became of the first.
+    """
     body: list[bytes | memoryview] = [_put_preamble(descriptor), *payload]
-    return Request("POST", _path(bucket), headers.KV_PUT, body=body, sign_body=False)
+    has_target = descriptor.rdma_target is not None
+    return Request(
+        "POST",
+        _path(bucket),
+        headers.KV_PUT,
+        body=body,
+        sign_body=has_target,
+        repeatable=not has_target,
+    )
 
 
 def put_head(bucket: str, descriptor: Descriptor) -> Request:

@@ -15,6 +15,7 @@ from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.deliveries.payload import PayloadShape
 from objectcache.deliveries.receivers import BodyReceiver, OutcomeReceiver, Receiver
+from objectcache.deliveries.refusals import may_fall_back, was_refused
 from objectcache.memory.landing import Landing, SharedRegion, nothing
 from objectcache.memory.memory_file import MemoryFile
 from objectcache.memory.target_session import TargetSession
@@ -78,9 +79,7 @@ def fetch(core: ClientCore, request: FetchRequest) -> Delivery:
     try:
         return _fetch_shared(core, request)
     except (Unavailable, NotFound) as error:
-        # A target is unknown where another server has taken over since it was registered.
-        may_fall_back = isinstance(error, Unavailable) or error.code == "NoSuchTarget"
-        if request.transport is TransportChoice.SHARED_MEMORY or not may_fall_back:
+        if request.transport is TransportChoice.SHARED_MEMORY or not may_fall_back(error):
             raise
     return _fetch_body(core, request)
 
@@ -100,7 +99,9 @@ def shared_memory_target(core: ClientCore, length_bytes: int) -> SharedMemoryTar
     session = core.sessions.session()
     region = SharedRegion(MemoryFile(length_bytes))
     region.target_id(session)
-    return SharedMemoryTarget(region)
+    target = SharedMemoryTarget(region)
+    core.targets.add(target)
+    return target
 
 
 def _fetch_shared(core: ClientCore, request: FetchRequest) -> Delivery:
@@ -119,7 +120,7 @@ def _fetch_shared(core: ClientCore, request: FetchRequest) -> Delivery:
             session.forget(tag)
             raise
     except BaseException as error:
-        if _was_refused(error):
+        if was_refused(error):
             landing.settle()
         else:
             if request.target is not None:
@@ -128,18 +129,6 @@ def _fetch_shared(core: ClientCore, request: FetchRequest) -> Delivery:
         raise
     receiver = OutcomeReceiver(exchange, landing, progress, session, tag)
     return _start(core, request, head, progress, landing, receiver, SHARED_MEMORY)
-
-
-def _was_refused(error: BaseException) -> bool:
-    """Whether the error means that the server has not begun a delivery, and never will.
-
-    An outage says nothing of it, nor does a defect: an answer that makes no sense may follow an
-    accepted request, and a proxy's own error stands for a server that may still be writing.
-    """
-    return isinstance(error, ObjectCacheError) and error.code not in (
-        Unavailable.default_code,
-        ObjectCacheError.default_code,
-    )
 
 
 def _memory_target(

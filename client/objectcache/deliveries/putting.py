@@ -10,26 +10,57 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from objectcache.channel import requests
-from objectcache.channel.http_channel import Upload
-from objectcache.channel.responses import PutResult, parse_reply
-from objectcache.core import ClientCore
-from objectcache_schemas.descriptor import Descriptor
-from objectcache_schemas.errors import InvalidRequest
+from objectcache.channel.responses import PutResult
+from objectcache.core import ClientCore, TransportChoice
+from objectcache.deliveries.put_request import PutRequest
+from objectcache.deliveries.put_sinks import (
+    KeptSink,
+    PutSink,
+    UploadSink,
+    open_shared_sink,
+    put_body,
+)
+from objectcache.deliveries.refusals import may_fall_back
+from objectcache.deliveries.shared_put import SharedPayload, put_shared, target_of
+from objectcache_schemas.errors import InvalidRequest, NotFound, Unavailable
 
 
-def put_chunks(
-    core: ClientCore, bucket: str, descriptor: Descriptor, chunks: Any, timeout_s: float | None
-) -> PutResult:
-    """Store a whole payload in the descriptor's order; all chunks become visible, or none."""
-    shape = (
-        len(descriptor.chunk_keys),
-        descriptor.num_layers,
-        descriptor.per_layer_chunk_bytes,
-    )
-    parts = payload_parts(chunks, shape, "chunks")
-    reply = core.channel.call(requests.put(bucket, descriptor, parts), timeout_s)
-    return parse_reply(reply.body, PutResult, "a put")
+def put_chunks(core: ClientCore, put: PutRequest, chunks: Any) -> PutResult:
+    """Store a whole payload in the descriptor's order; all chunks become visible, or none.
+
+    Raises the server's refusal, or `Unavailable` with the reason where shared memory was demanded
+    and cannot be had.
+    """
+    parts = payload_parts(chunks, put.shape, "chunks")
+    if put.transport is TransportChoice.BODY:
+        return put_body(core, put, parts)
+    if (result := _put_out_of_target(core, put, parts)) is not None:
+        return result
+    sink = open_shared_sink(core, put)
+    if sink is None:
+        return put_body(core, put, parts)
+    sink.write(parts)
+    return sink.finish()
+
+
+def _put_out_of_target(
+    core: ClientCore, put: PutRequest, parts: list[memoryview]
+) -> PutResult | None:
+    """Store where it lies; None where it is in no target, or has to take another way."""
+    found = target_of(core, parts)
+    if found is None:
+        return None
+    target, offset_bytes = found
+    try:
+        session = core.sessions.session()
+        landing = target.claim_for_put()
+        if landing is None:
+            return None
+        return put_shared(core, put, SharedPayload(landing, offset_bytes), session)
+    except (Unavailable, NotFound) as error:
+        if put.demands_shared_memory or not may_fall_back(error):
+            raise
+    return put_body(core, put, parts)
 
 
 def payload_parts(data: Any, shape: tuple[int, ...], name: str) -> list[memoryview]:
@@ -75,56 +106,41 @@ def _check_shape(array: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> 
 
 
 class LayerPut:
-    """A put that is sent while the engine computes. Use it in a `with` block, from one thread.
+    """A put that is written while the engine computes. Use it in a `with` block, from one thread.
 
     Leaving the block stores the chunks, all or none; leaving it by an exception, or before the last
     layer was written, stores nothing. `result` is set then.
     """
 
-    def __init__(
-        self, core: ClientCore, bucket: str, descriptor: Descriptor, timeout_s: float | None
-    ) -> None:
+    def __init__(self, core: ClientCore, put: PutRequest) -> None:
         self._core = core
-        self._bucket = bucket
-        self._descriptor = descriptor
-        self._timeout_s = timeout_s
+        self._put = put
         self._written_layers = 0
-        self._upload: Upload | None = None
-        self._kept: list[memoryview] = []
+        self._sink: PutSink | None = None
         self._closed = False
         self.result: PutResult | None = None
 
     def write_layer(self, kv: Any) -> None:
-        """Send the next layer: uint8[N, per_layer_chunk_bytes], raw bytes of that length, or a list
+        """Take the next layer: uint8[N, per_layer_chunk_bytes], raw bytes of that length, or a list
         with one slice a chunk.
 
         The memory may be reused when the call returns. Raises `InvalidRequest` for another shape or
         size or one layer too many, and whatever the server has against the put, which has failed
         then.
         """
-        num_layers = self._descriptor.num_layers
+        chunk_count, num_layers, slice_bytes = self._put.shape
         if self._closed or self._written_layers == num_layers:
             state = "the put is closed" if self._closed else f"all {num_layers} layers are written"
             raise InvalidRequest(f"write_layer: {state}")
-        shape = (len(self._descriptor.chunk_keys), self._descriptor.per_layer_chunk_bytes)
-        parts = payload_parts(kv, shape, f"layer {self._written_layers}")
-        if self._core.endpoint.protects_bodies:
-            self._stream(parts)
-        else:
-            # The body's digest is part of the request's head here, so it can only be sent whole.
-            self._kept += [memoryview(bytes(part)) for part in parts]
-        self._written_layers += 1
-
-    def _stream(self, parts: Sequence[memoryview]) -> None:
+        parts = payload_parts(kv, (chunk_count, slice_bytes), f"layer {self._written_layers}")
         try:
-            if self._upload is None:
-                request = requests.put_head(self._bucket, self._descriptor)
-                self._upload = self._core.channel.start_upload(request, self._timeout_s)
-            for part in parts:
-                self._upload.write(part)
+            if self._sink is None:
+                self._sink = _open_sink(self._core, self._put)
+            self._sink.write(parts)
         except BaseException:
             self.abandon()
             raise
+        self._written_layers += 1
 
     def close(self) -> None:
         """Store what was written; raises `InvalidRequest` when layers are missing, or the server's
@@ -132,26 +148,20 @@ class LayerPut:
         """
         if self._closed:
             return
-        if self._written_layers < self._descriptor.num_layers:
+        num_layers = self._put.descriptor.num_layers
+        if self._written_layers < num_layers or self._sink is None:
             self.abandon()
             raise InvalidRequest(
-                f"{self._written_layers} of {self._descriptor.num_layers} layers were written; "
-                f"nothing is stored"
+                f"{self._written_layers} of {num_layers} layers were written; nothing is stored"
             )
         self._closed = True
-        if self._upload is None:
-            request = requests.put(self._bucket, self._descriptor, self._kept)
-            reply = self._core.channel.call(request, self._timeout_s)
-        else:
-            reply = self._upload.finish()
-        self.result = parse_reply(reply.body, PutResult, "a put")
+        self.result = self._sink.finish()
 
     def abandon(self) -> None:
         """Store nothing. No effect once closed."""
+        if not self._closed and self._sink is not None:
+            self._sink.abandon()
         self._closed = True
-        self._kept.clear()
-        if self._upload is not None:
-            self._upload.abandon()
 
     def __enter__(self) -> Self:
         return self
@@ -169,5 +179,14 @@ class LayerPut:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        layers = f"{self._written_layers}/{self._descriptor.num_layers} layers"
-        return f"<LayerPut {len(self._descriptor.chunk_keys)} chunks, {layers}, {state}>"
+        chunk_count, num_layers, _ = self._put.shape
+        layers = f"{self._written_layers}/{num_layers} layers"
+        return f"<LayerPut {chunk_count} chunks, {layers}, {state}>"
+
+
+def _open_sink(core: ClientCore, put: PutRequest) -> PutSink:
+    sink = open_shared_sink(core, put)
+    if sink is not None:
+        return sink
+    # Where the body's digest is part of the request's head it can only be sent whole.
+    return UploadSink(core, put) if core.endpoint.protects_bodies else KeptSink(core, put)

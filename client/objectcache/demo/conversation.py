@@ -200,7 +200,9 @@ class Conversation:
         chunks = to_chunks(result.kv, self._chunk_tokens, first_chunk=matched)
         self._notify(f"storing {chunks.shape[0]} chunks")
         if chunks.shape[0]:
-            self._bucket.put(self._bucket.chunk_keys(said)[matched:], chunks)
+            keys = self._bucket.chunk_keys(said)
+            parent = keys[matched - 1] if matched else None
+            self._bucket.put(keys[matched:], chunks, parent_key=parent)
         self._remember(chunks, matched)
         return len(chunks)
 

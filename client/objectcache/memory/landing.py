@@ -1,4 +1,4 @@
-"""Where one delivery's bytes land, and when that memory may be used for something else."""
+"""Where the bytes of a delivery or put lie, and when that memory is free for something else."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from objectcache_schemas.errors import InvalidRequest, Unavailable
 
 
 class SharedRegion:
-    """A memory file, and its registration with the session of the moment.
-
-    One thread at a time; whoever holds the region's landing.
-    """
+    """A memory file, and its registration with the session of the moment. Thread-safe."""
 
     def __init__(self, file: MemoryFile) -> None:
         self.file = file
         self._registered: tuple[TargetSession, bytes] | None = None
+        self._lock = threading.Lock()
 
     @property
     def length_bytes(self) -> int:
@@ -31,19 +29,22 @@ class SharedRegion:
 
         Raises `Unavailable` where it cannot be registered.
         """
-        if self._registered is not None and self._registered[0] is session:
-            return self._registered[1]
-        self._registered = None
-        try:
-            target_id = session.register(self.file.fd, self.file.length_bytes)
-        except InvalidRequest as error:
-            raise Unavailable(f"the storage server refused a target: {error.message}") from error
-        self._registered = (session, target_id)
-        return target_id
+        with self._lock:
+            if self._registered is not None and self._registered[0] is session:
+                return self._registered[1]
+            self._registered = None
+            try:
+                target_id = session.register(self.file.fd, self.file.length_bytes)
+            except InvalidRequest as error:
+                reason = f"the storage server refused a target: {error.message}"
+                raise Unavailable(reason) from error
+            self._registered = (session, target_id)
+            return target_id
 
     def unregister(self, on_end: Callable[[bool], None]) -> None:
         """Take the region away from the server; `on_end` as in `TargetSession.release`."""
-        registered, self._registered = self._registered, None
+        with self._lock:
+            registered, self._registered = self._registered, None
         if registered is None:
             on_end(True)
         else:
@@ -55,10 +56,10 @@ class SharedRegion:
 
 
 class Landing:
-    """Memory for one delivery, until `settle` or `withdraw`; the first call of either counts.
+    """Memory for a delivery or put, until `settle` or `withdraw`; the first call of either counts.
 
-    `on_settled` is called once, on any thread: with True when nothing writes to the memory any
-    more, with False when that could not be learned, so that it must never be used again.
+    `on_settled` is called once, on any thread: with True when the server does not touch the memory
+    any more, with False when that could not be learned, so that it must never be used again.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class Landing:
         self._ended = False
 
     def settle(self) -> None:
-        """The delivery has ended, and nothing writes any more."""
+        """The delivery or put has ended, and the server does not touch the memory any more."""
         if self._end():
             self._on_settled(True)
 
     def withdraw(self) -> None:
-        """A server may still be writing: make it stop, and settle when it has."""
+        """A server may still be at work: make it stop, and settle when it has."""
         if not self._end():
             return
         if self.region is None:

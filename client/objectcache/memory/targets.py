@@ -12,6 +12,7 @@ import numpy as np
 from objectcache.deliveries.payload import Bytes
 from objectcache.memory.landing import Landing, SharedRegion, nothing
 from objectcache_schemas.errors import InvalidRequest, Unavailable
+from objectcache_schemas.layout import KvLayout
 
 
 class _Use(enum.Enum):
@@ -25,13 +26,14 @@ class Target(ABC):
     """Memory for one delivery at a time, until its last byte has arrived or it was closed.
 
     The views that a delivery gave stay valid as memory, but the next delivery into the target
-    overwrites them.
+    overwrites them. What lies in a `SharedMemoryTarget` is put without a copy.
     """
 
     def __init__(self, length_bytes: int) -> None:
         self.length_bytes = length_bytes
         self._use = _Use.FREE
         self._closing = False
+        self._puts = 0  # that read the memory now
         self._condition = threading.Condition()
 
     @property
@@ -39,23 +41,39 @@ class Target(ABC):
     def array(self) -> Bytes:
         """The whole memory: uint8[length_bytes]."""
 
+    def chunks(self, chunk_count: int, layout: KvLayout, offset_bytes: int = 0) -> Bytes:
+        """View as uint8[chunk_count, num_layers, per_layer_chunk_bytes] from `offset_bytes` on.
+
+        Raises `InvalidRequest` where the memory ends before.
+        """
+        end_bytes = offset_bytes + chunk_count * layout.chunk_bytes
+        if not 0 <= offset_bytes <= end_bytes <= self.length_bytes:
+            raise InvalidRequest(
+                f"{chunk_count} chunks from {offset_bytes} on end at {end_bytes}, "
+                f"the target holds {self.length_bytes} bytes"
+            )
+        shape = (chunk_count, layout.num_layers, layout.per_layer_chunk_bytes)
+        return self.array[offset_bytes:end_bytes].reshape(shape)
+
     def claim(self, timeout_s: float) -> Landing:
         """Take the memory for one delivery.
 
         Waits up to `timeout_s` for the server to let go of a delivery that was closed early. Raises
-        `InvalidRequest` while another delivery is open, `Unavailable` when the memory was lost with
-        the session that wrote to it.
+        `InvalidRequest` while another delivery is open or a put reads it, `Unavailable` when the
+        memory was lost with the session that used it.
         """
         with self._condition:
             self._condition.wait_for(lambda: not self._closing, timeout_s)
             if self._use is _Use.LOST:
                 raise Unavailable(
-                    "the target's session ended while a delivery was writing; create a new target"
+                    "the target's session ended while the server used it; create a new target"
                 )
             if self._use is _Use.CLOSED:
                 raise InvalidRequest("the target is closed")
             if self._use is _Use.IN_USE:
                 raise InvalidRequest("the target is in use by another delivery; close that first")
+            if self._puts:
+                raise InvalidRequest("the target is in use by a put; wait for that first")
             self._use = _Use.IN_USE
         return Landing(self.array, self._region(), self._settled)
 
@@ -112,10 +130,29 @@ class SharedMemoryTarget(Target):
     def _region(self) -> SharedRegion:
         return self._shared
 
+    def claim_for_put(self) -> Landing | None:
+        """Hold the memory for a put out of it: puts share it, and no delivery begins meanwhile.
+
+        None where the target was closed or lost.
+        """
+        with self._condition:
+            if self._use in (_Use.LOST, _Use.CLOSED):
+                return None
+            self._puts += 1
+        return Landing(self.array, self._shared, self._put_settled)
+
+    def _put_settled(self, quiet: bool) -> None:
+        with self._condition:
+            self._puts -= 1
+            if not quiet and self._use is not _Use.CLOSED:
+                self._use = _Use.LOST
+            self._condition.notify_all()
+
     def close(self) -> None:
         """Take the memory away from the server; arrays over it stay valid.
 
-        Cancels a delivery into it. The target cannot be used again. Repeating has no effect.
+        Cancels what the server does with it. The target cannot be used again. Repeating has no
+        effect.
         """
         with self._condition:
             self._use = _Use.CLOSED

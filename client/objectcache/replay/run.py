@@ -47,8 +47,8 @@ class ReplayBucket(Protocol):
         """Begin a delivery."""
         ...
 
-    def put(self, keys: Sequence[str], chunks: Bytes, /) -> object:
-        """Store chunks."""
+    def put(self, keys: Sequence[str], chunks: Bytes, /, *, parent_key: str | None) -> object:
+        """Store chunks that follow another."""
         ...
 
 
@@ -99,7 +99,7 @@ class Replay:
         matched, match_s = _timed(lambda: self._bucket.match(keys))
         fetched = self._fetch(keys[:matched]) if matched else _Fetched(0, None, None)
         missing = keys[matched:]
-        put_s = self._put(missing) if missing else None
+        put_s = self._put(keys, matched) if missing else None
         chunk_bytes = self._layout.chunk_bytes
         return Outcome(
             block_count=len(keys),
@@ -126,15 +126,18 @@ class Replay:
             arrivals_s = delivery.arrivals_s
             return _Fetched(wrong_bytes, arrivals_s[0], arrivals_s[-1])
 
-    def _put(self, keys: Sequence[str]) -> float:
-        """Store chunks from the beginning of the prefix on; seconds, without making the bytes."""
+    def _put(self, keys: Sequence[str], matched: int) -> float:
+        """Store the chunks behind what is stored, in the prefix's order; seconds, without making
+        the bytes.
+        """
         chunks_each = max(1, min(PUT_CHUNKS_MAX, PUT_BYTES_MAX // self._layout.chunk_bytes))
         total_s = 0.0
-        for first in range(0, len(keys), chunks_each):
+        for first in range(matched, len(keys), chunks_each):
             some = keys[first : first + chunks_each]
+            parent = keys[first - 1] if first else None
             chunks = self._bytes.chunks(some)
             begin_s = time.perf_counter()
-            self._bucket.put(some, chunks)
+            self._bucket.put(some, chunks, parent_key=parent)
             total_s += time.perf_counter() - begin_s
         return total_s
 

@@ -212,7 +212,10 @@ def _descriptor_too_large(bytes_max: int) -> InvalidRequest:
 
 
 class PutHead:
-    """The length and the descriptor before a kv-put's payload, collected from pieces."""
+    """The length and the descriptor before a kv-put's payload, collected from pieces.
+
+    With an `rdma_target` the payload lies there and none follows.
+    """
 
     def __init__(self, limits: Limits, announced_bytes: int | None) -> None:
         """`announced_bytes` is the length of the whole body, None where it is not known."""
@@ -244,6 +247,11 @@ class PutHead:
             raise self._wrong_length()
         return view
 
+    @property
+    def has_payload(self) -> bool:
+        """Whether a payload follows the descriptor; false before the descriptor is known."""
+        return self.descriptor is not None and self.descriptor.rdma_target is None
+
     def finish(self) -> None:
         """Raise `InvalidRequest` (IncompleteBody) unless all of the payload came."""
         if self.descriptor is None or self._payload_left_bytes:
@@ -261,21 +269,23 @@ class PutHead:
 
     def _parse(self) -> None:
         self.descriptor_bytes = bytes(memoryview(self._collected)[LENGTH.size :])
-        descriptor = Descriptor.from_bytes(self.descriptor_bytes, self._limits)
-        self._payload_left_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
+        descriptor = Descriptor.from_bytes(self.descriptor_bytes, self._limits, of_put=True)
+        if descriptor.rdma_target is None:
+            self._payload_left_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
         self.descriptor = descriptor
         whole_bytes = len(self._collected) + self._payload_left_bytes
         if self._announced_bytes not in (None, whole_bytes):
             raise InvalidRequest(
-                f"the body must have {whole_bytes} bytes: 4, the descriptor and "
-                f"chunks x layers x per_layer_chunk_bytes; {self._announced_bytes} are announced",
+                f"the body must have {whole_bytes} bytes: 4, the descriptor and, without an "
+                f"rdma_target, chunks x layers x per_layer_chunk_bytes; "
+                f"{self._announced_bytes} are announced",
                 code="IncompleteBody",
             )
 
     def _wrong_length(self) -> InvalidRequest:
         return InvalidRequest(
-            "the body must be 4 bytes of length, the descriptor, and chunks x layers x "
-            "per_layer_chunk_bytes of payload",
+            "the body must be 4 bytes of length, the descriptor, and, without an rdma_target, "
+            "chunks x layers x per_layer_chunk_bytes of payload",
             code="IncompleteBody",
         )
 
@@ -300,7 +310,7 @@ async def _receive_chunks(
     try:
         async for data in exchange.pieces():
             payload = [head.take(piece) for piece in await feed(decoder, data)]
-            if head.descriptor is not None and begun is None:
+            if begun is None and head.has_payload:
                 begun = await _begin_put(exchange, head, conversation)
             payload = [piece for piece in payload if len(piece)]
             if begun is not None and payload:
@@ -311,7 +321,8 @@ async def _receive_chunks(
         if begun is not None and not begun.idle:
             await abort_put(begun)
         raise
-    assert begun is not None
+    if begun is None:
+        return await _put_from_target(exchange, head, conversation)
     await begun.end_data()
     return await begun.ask(CommitPut(), KvStored)
 
@@ -319,8 +330,20 @@ async def _receive_chunks(
 async def _begin_put(
     exchange: Exchange, head: PutHead, conversation: Conversation
 ) -> StorageConnection:
-    request = KvPut(
+    await conversation.begin(_put_request(exchange, head), SendData)
+    return conversation.connection
+
+
+async def _put_from_target(
+    exchange: Exchange, head: PutHead, conversation: Conversation
+) -> KvStored:
+    """Have the payload taken from the client's target, which takes as long as a delivery may."""
+    gateway, storage = exchange.settings.gateway, exchange.settings.storage
+    timeout_s = storage.delivery_timeout_s + gateway.storage_timeout_s
+    return await conversation.begin(_put_request(exchange, head), KvStored, timeout_s=timeout_s)
+
+
+def _put_request(exchange: Exchange, head: PutHead) -> KvPut:
+    return KvPut(
         bucket=exchange.bucket, identity=exchange.identity, descriptor=head.descriptor_bytes
     )
-    await conversation.begin(request, SendData)
-    return conversation.connection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
@@ -23,35 +23,34 @@ from objectcache_schemas.messages import (
 )
 from objectcache_storage_server import multipart
 from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.target_source import TargetSource
 from objectcache_storage_server.engines.base import (
     CHECKSUM_BLOCK_BYTES,
     Committed,
+    PrefixShape,
     Staged,
+    StagedPrefix,
     StagedPut,
 )
-from objectcache_storage_server.plan import (
-    PutPlan,
-    chunk_put_plan,
-    object_put_plan,
-    slice_block_bytes,
-)
+from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.service import Service
 
 BUFFER_BYTES = 2 * MIB  # of data received before it is written; two of them take turns
 
 
 class Receiver:
-    """Takes the data frames of a put and writes them to staged objects.
+    """Takes the data frames of a put and has them written, in order, in a worker thread.
 
     One buffer is received into while the other is written, so a put holds two buffers however
-    large it is.
+    large it is. Every buffer but the last holds whole blocks.
     """
 
-    def __init__(self, service: Service, plan: PutPlan, staged: Sequence[Staged]) -> None:
+    def __init__(
+        self, service: Service, write: Callable[[int, memoryview], None], block_bytes: int
+    ) -> None:
         self._service = service
-        self._plan = plan
-        self._staged = staged
-        buffer_bytes = plan.buffer_bytes(BUFFER_BYTES)
+        self._write = write
+        buffer_bytes = max(block_bytes, BUFFER_BYTES // block_bytes * block_bytes)
         self._buffers = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(2)]
         self._filled_bytes = 0
         self._written_bytes = 0
@@ -108,12 +107,6 @@ class Receiver:
             except ObjectCacheError as error:
                 self._error = error
 
-    def _write(self, position_bytes: int, data: memoryview) -> None:
-        for landing in self._plan.landings(position_bytes, len(data)):
-            start, length = landing.start_bytes, landing.length_bytes
-            piece = data[start : start + length]
-            self._staged[landing.object_index].write_at(landing.offset_bytes, piece)
-
 
 async def serve_put_object(service: Service, talk: Conversation, request: PutObject) -> None:
     """`PutObject`: one object."""
@@ -164,8 +157,8 @@ async def _serve_put(
     staged: Staged | None = None
     try:
         staged = await service.call(service.engine.stage, bucket, key, block_bytes)
-        plan = object_put_plan(size_bytes, block_bytes)
-        end = await _receive_all(service, talk, plan, [staged], bytes_max)
+        receiver = Receiver(service, staged.write_at, block_bytes)
+        end = await _receive_all(talk, receiver, size_bytes, bytes_max)
         if end is None:
             return None
         received_bytes, commit = end
@@ -179,18 +172,14 @@ async def _serve_put(
 
 
 async def _receive_all(
-    service: Service,
-    talk: Conversation,
-    plan: PutPlan,
-    staged: Sequence[Staged],
-    bytes_max: int,
+    talk: Conversation, receiver: Receiver, total_bytes: int | None, bytes_max: int
 ) -> tuple[int, CommitPut] | None:
     """Take the data and how it ends; None where the gateway aborted, which is acknowledged."""
     await talk.send(SendData())
     error: ObjectCacheError | None = None
     received_bytes = 0
     try:
-        received_bytes = await Receiver(service, plan, staged).receive(talk, bytes_max)
+        received_bytes = await receiver.receive(talk, bytes_max)
     except InvalidRequest:
         talk.give_up()  # data beyond the limit is still under way
         raise
@@ -202,9 +191,9 @@ async def _receive_all(
         return None
     if error is not None:
         raise error
-    if plan.total_bytes is not None and received_bytes != plan.total_bytes:
+    if total_bytes is not None and received_bytes != total_bytes:
         raise InvalidRequest(
-            f"the data ended after {received_bytes} of {plan.total_bytes} bytes",
+            f"the data ended after {received_bytes} of {total_bytes} bytes",
             code="IncompleteBody",
         )
     return received_bytes, end
@@ -212,28 +201,47 @@ async def _receive_all(
 
 async def serve_kv_put(service: Service, talk: Conversation, request: KvPut) -> None:
     """`KvPut`: all chunks of a descriptor, visible together."""
-    descriptor = Descriptor.from_bytes(request.descriptor, service.limits)
+    descriptor = Descriptor.from_bytes(request.descriptor, service.limits, of_put=True)
     _check_put(service, descriptor)
     layout = (await service.call(service.engine.bucket, request.bucket)).layout
     if layout is not None:
         descriptor.check_layout(layout)
-    plan = chunk_put_plan(descriptor)
-    total_bytes = plan.total_bytes
-    assert total_bytes is not None
-    service.admit_put(total_bytes)
-    staged: list[Staged] = []
+    shape = PrefixShape(
+        descriptor.chunk_keys,
+        descriptor.num_layers,
+        descriptor.per_layer_chunk_bytes,
+        layerwise=descriptor.delivery is DeliveryMode.LAYERWISE,
+        parent_key=descriptor.parent_key,
+    )
+    service.admit_put(shape.total_bytes)
+    prefix: StagedPrefix | None = None
+    source: TargetSource | None = None
     try:
-        await service.call(_stage_chunks, service, request.bucket, descriptor, plan, staged)
-        end = await _receive_all(service, talk, plan, staged, total_bytes)
-        if end is None:
+        if descriptor.rdma_target is not None:
+            source = TargetSource(service, request.identity, descriptor.rdma_target, shape)
+        prefix = await service.call(service.engine.stage_prefix, request.bucket, shape)
+        if source is not None:
+            await source.write_all(talk, prefix)
+        elif not await _receive_prefix(service, talk, prefix, shape):
             return
-        puts = [StagedPut(chunk, "") for chunk in staged]
+        puts = [StagedPut(staged, "") for staged in prefix.staged]
         committed = await service.call(service.engine.commit, puts, Condition(immutable=True))
         existing = sum(one.existed for one in committed)
         await talk.send(KvStored(stored=len(committed) - existing, existing=existing))
     finally:
-        await service.call(_discard, staged)
-        service.end_put(total_bytes)
+        if source is not None:
+            source.close()
+        if prefix is not None:
+            await service.call(prefix.discard)
+        service.end_put(shape.total_bytes)
+
+
+async def _receive_prefix(
+    service: Service, talk: Conversation, prefix: StagedPrefix, shape: PrefixShape
+) -> bool:
+    """Take the payload from the gateway; false where it aborted."""
+    receiver = Receiver(service, prefix.write, slice_block_bytes(shape.slice_bytes))
+    return await _receive_all(talk, receiver, shape.total_bytes, shape.total_bytes) is not None
 
 
 def _check_put(service: Service, descriptor: Descriptor) -> None:
@@ -242,10 +250,9 @@ def _check_put(service: Service, descriptor: Descriptor) -> None:
             "delivery must be layerwise or chunkwise in a put: it names the payload's order",
             code="InvalidDescriptor",
         )
-    if descriptor.layers is not None or descriptor.rdma_target is not None:
+    if descriptor.layers is not None:
         raise InvalidRequest(
-            "layers and rdma_target must be nil in a put: whole chunks are stored, from the body",
-            code="InvalidDescriptor",
+            "layers must be nil in a put: whole chunks are stored", code="InvalidDescriptor"
         )
     if len(descriptor.chunk_keys) > service.limits.put_chunks_max:
         raise InvalidRequest(
@@ -255,24 +262,17 @@ def _check_put(service: Service, descriptor: Descriptor) -> None:
         )
     if len(set(descriptor.chunk_keys)) < len(descriptor.chunk_keys):
         raise InvalidRequest("chunk_keys names a chunk twice", code="InvalidDescriptor")
+    if descriptor.parent_key in descriptor.chunk_keys:
+        raise InvalidRequest(
+            "parent_key must not be one of chunk_keys: it is the chunk before the first of them",
+            code="InvalidDescriptor",
+        )
     if descriptor.chunk_bytes > service.limits.object_bytes_max:
         raise InvalidRequest(
             f"a chunk would hold {descriptor.chunk_bytes} bytes, limits.object_bytes_max is "
             f"{service.limits.object_bytes_max}",
             code="EntityTooLarge",
         )
-
-
-def _stage_chunks(
-    service: Service, bucket: str, descriptor: Descriptor, plan: PutPlan, staged: list[Staged]
-) -> None:
-    for key in descriptor.chunk_keys:
-        staged.append(service.engine.stage(bucket, key, plan.block_bytes))
-
-
-def _discard(staged: Sequence[Staged]) -> None:
-    for one in staged:
-        one.discard()
 
 
 def _check_size(layout: KvLayout | None, size_bytes: int | None) -> None:

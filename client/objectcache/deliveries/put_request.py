@@ -1,0 +1,42 @@
+"""One put, as all ways of sending it need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from objectcache.core import TransportChoice
+from objectcache_schemas.descriptor import Descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class PutRequest:
+    """What is stored where, and how its bytes may reach the server.
+
+    `timeout_s` bounds every silence of the server, except that it may take its time to store what
+    it reads by itself.
+    """
+
+    bucket: str
+    descriptor: Descriptor
+    transport: TransportChoice
+    timeout_s: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Chunks, layers, bytes of a slice."""
+        descriptor = self.descriptor
+        return (
+            len(descriptor.chunk_keys),
+            descriptor.num_layers,
+            descriptor.per_layer_chunk_bytes,
+        )
+
+    @property
+    def demands_shared_memory(self) -> bool:
+        """Whether the body will not do."""
+        return self.transport is TransportChoice.SHARED_MEMORY
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the whole payload."""
+        return self.descriptor.payload_bytes(len(self.descriptor.chunk_keys))
