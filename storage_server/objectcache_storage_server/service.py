@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 READER_THREADS_MAX = 8  # more threads only wait for each other's interpreter lock
 ENGINE_THREADS = 16  # calls that write, flush or look up; each blocks on the device
+CHECK_RETRY_AFTER_S = 60.0  # a check reads the whole store
 
 
 class Service:
@@ -45,6 +46,7 @@ class Service:
         self._executor = ThreadPoolExecutor(ENGINE_THREADS, "engine")
         self._deliveries = 0
         self._puts = self._put_bytes = 0
+        self._checking = False
         self._lock = threading.Lock()
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -107,6 +109,24 @@ class Service:
         with self._lock:
             self._puts -= 1
             self._put_bytes -= staged_bytes
+
+    # --- checks ---
+
+    def admit_check(self) -> None:
+        """Begin a check, or raise `Busy` while another runs; `end_check` ends it."""
+        if self.draining:
+            raise Unavailable("the storage server is stopping")
+        with self._lock:
+            if self._checking:
+                raise Busy(
+                    "another check of this store is running", retry_after_s=CHECK_RETRY_AFTER_S
+                )
+            self._checking = True
+
+    def end_check(self) -> None:
+        """The check that was admitted is over."""
+        with self._lock:
+            self._checking = False
 
     # --- the whole ---
 

@@ -14,7 +14,7 @@ from tests.servers import RunningServer, start_server
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A storage server with the files engine, and a gateway."""
+    """A storage server with the default engine, and a gateway."""
     with start_server(tmp_path_factory.mktemp("server")) as running:
         yield running
 

@@ -242,6 +242,23 @@ def test_the_watermark_is_kept_in_the_background(open_engine: Open) -> None:
     assert 0 < engine.match(BUCKET.name, prefix_keys("a", 400)) < 400
 
 
+def test_data_files_that_hold_nothing_are_given_back(open_engine: Open) -> None:
+    engine = open_engine()
+    keys = [f"{index}" for index in range(24)]
+    for key in keys:
+        put(engine, key, content(key, 1 * MIB))
+    assert engine.status().data_files >= 3
+    engine.delete(BUCKET.name, keys[1:])
+    engine.upkeep.round(now_s=float("inf"))
+    assert engine.status().data_files == 2  # one in use, and a spare
+    assert read(engine, keys[0]) == content(keys[0], 1 * MIB)
+    for key in keys:
+        put(engine, key, content(key, 1 * MIB))
+    engine = open_engine()
+    for key in keys:
+        assert read(engine, key) == content(key, 1 * MIB)
+
+
 # --- policies ---
 
 

@@ -69,6 +69,13 @@ def read(volume: DataFiles, offset_bytes: int, length_bytes: int, path: Path) ->
     return bytes(memory)
 
 
+def names(folder: FilePath) -> list[str]:
+    """What lies beside the file that says how long the others are."""
+    found = sorted(path.name for path in (folder / "data").iterdir())
+    found.remove("segment_bytes")
+    return found
+
+
 def skewed(length_bytes: int, skew_bytes: int) -> memoryview:
     """Memory that begins `skew_bytes` behind a page."""
     memory = memoryview(mmap.mmap(-1, length_bytes + skew_bytes + 1))
@@ -247,7 +254,7 @@ def test_segments_are_whole_private_files_that_a_later_open_finds(tmp_path: File
     volume.remove(1)
     assert volume.segments() == [0, 2]
     volume.close()
-    for path in (tmp_path / "data").iterdir():
+    for path in map((tmp_path / "data").joinpath, names(tmp_path)):
         assert path.stat().st_blocks * 512 >= SEGMENT_BYTES == path.stat().st_size
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     again = open_volume(tmp_path / "data")
@@ -264,7 +271,7 @@ def test_a_removed_segment_s_space_is_given_back(tmp_path: FilePath) -> None:
     assert volume.room_bytes() == 0
     volume.remove(0)
     assert volume.room_bytes() == SEGMENT_BYTES
-    assert list((tmp_path / "data").iterdir()) == []
+    assert names(tmp_path) == []
     assert open_descriptors() == open_files
     volume.close()
 
@@ -305,16 +312,31 @@ def test_a_device_that_fills_up_meanwhile_leaves_nothing_behind(
     with pytest.raises(OSError, match=rf"Errno {errno.ENOSPC}\b"):
         volume.extend()
     monkeypatch.undo()
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["000000"]
+    assert names(tmp_path) == ["000000"]
     assert volume.extend() == 1
     volume.close()
 
 
-def test_a_file_of_another_length_is_refused(tmp_path: FilePath) -> None:
+def test_a_truncated_file_is_given_its_length_again(tmp_path: FilePath) -> None:
+    volume = open_volume(tmp_path / "data")
+    volume.extend()
+    volume.write([Transfer(0, memoryview(b"kept" * 1024))], Path.PAGE_CACHE)
+    volume.close()
+    os.truncate(tmp_path / "data" / "000000", 4096)
+    volume = open_volume(tmp_path / "data")
+    assert read(volume, 0, 4096, Path.PAGE_CACHE) == b"kept" * 1024
+    assert read(volume, 4096, 4096, Path.PAGE_CACHE) == bytes(4096)
+    volume.close()
+
+
+def test_the_length_of_files_is_settled_when_the_folder_is_made(tmp_path: FilePath) -> None:
     open_volume(tmp_path / "data").close()
-    (tmp_path / "data" / "000000").write_bytes(b"short")
+    volume = DataFiles(tmp_path / "data", 2 * SEGMENT_BYTES, 0, 0)
+    assert volume.segment_bytes == SEGMENT_BYTES
+    volume.close()
+    (tmp_path / "data" / "segment_bytes").write_text("all of it")
     open_files = open_descriptors()
-    with pytest.raises(OSError, match=r"data file 000000 .*data_file_bytes"):
+    with pytest.raises(OSError, match="segment_bytes"):
         open_volume(tmp_path / "data")
     assert open_descriptors() == open_files
 
@@ -327,7 +349,7 @@ def test_an_interrupted_extend_is_cleaned_up_and_what_is_not_ours_is_left(
     (tmp_path / "data" / "lost+found").mkdir()
     volume = open_volume(tmp_path / "data")
     assert volume.segments() == []
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["lost+found"]
+    assert names(tmp_path) == ["lost+found"]
     volume.close()
 
 

@@ -7,21 +7,15 @@ asked for it hangs up or the server drains.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
-from objectcache_schemas.errors import Busy, Unavailable
+from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.messages import CheckEnded, CheckEngine, CheckProgress, CheckReport
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.sockets import ConnectionEnded
 from objectcache_storage_server.service import Service
 
 PROGRESS_INTERVAL_S = 0.3  # also tells a peer that waits that the server lives
-RETRY_AFTER_S = 60.0
-
-# Only the event loop touches it, so it needs no lock.
-_services_checking: set[Service] = set()
 
 
 class _RunningCheck:
@@ -46,27 +40,23 @@ class _RunningCheck:
 
 async def serve_check(service: Service, talk: Conversation, request: CheckEngine) -> None:
     """`CheckEngine`. Raises `Busy` while another check runs, and what the engine raises."""
-    with _only_one(service):
-        check = _RunningCheck(service, request.repair)
-        watching = asyncio.ensure_future(talk.stream.closed_by_peer())
-        try:
-            report = await _follow(service, talk, check, watching)
-        finally:
-            check.stop()
-            watching.cancel()
-            await asyncio.gather(check.ended, watching, return_exceptions=True)
+    service.admit_check()
+    try:
+        report = await _run(service, talk, request.repair)
+    finally:
+        service.end_check()
     await talk.send(CheckEnded(report=report))
 
 
-@contextmanager
-def _only_one(service: Service) -> Generator[None]:
-    if service in _services_checking:
-        raise Busy("another check of this store is running", retry_after_s=RETRY_AFTER_S)
-    _services_checking.add(service)
+async def _run(service: Service, talk: Conversation, repair: bool) -> CheckReport:
+    check = _RunningCheck(service, repair)
+    watching = asyncio.ensure_future(talk.stream.closed_by_peer())
     try:
-        yield
+        return await _follow(service, talk, check, watching)
     finally:
-        _services_checking.discard(service)
+        check.stop()
+        watching.cancel()
+        await asyncio.gather(check.ended, watching, return_exceptions=True)
 
 
 async def _follow(

@@ -47,6 +47,7 @@ from objectcache_schemas.messages import (
 from objectcache_storage_server import multipart
 from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, Engine, StagedPut
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.engines.bucket_rules import no_such_bucket
 from objectcache_storage_server.listing import list_objects
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tickets import TICKET_LIFE_S
@@ -109,11 +110,19 @@ def _answer_operator(
         case GetEngineStatus():
             return EngineState(status=engine.status())
         case SetPolicy():
+            _check_not_hidden(request.bucket)
             _check_policy(request.policy)
             engine.set_policy(request.bucket, request.policy)
             return Done()
         case PinObjects():
+            _check_not_hidden(request.bucket)
             return ObjectsPinned(count=engine.pin(request.bucket, request.keys, request.pinned))
+
+
+def _check_not_hidden(bucket: str) -> None:
+    """The buckets that the server keeps for itself are nobody's to operate."""
+    if bucket.startswith("."):
+        raise no_such_bucket(bucket)
 
 
 def _check_policy(policy: BucketPolicy) -> None:

@@ -69,14 +69,14 @@ class Compactor:
         objects, extents = engine.holdings.snapshot()
         self._objects = objects
         self.candidates = candidate_count(
-            objects, extents, settings.extent_row_bytes, settings.extent_bytes_max
+            objects, extents, settings.extent_row_bytes, engine.extent_bytes_max
         )
         if self.candidates:
             self._moves = plan_moves(
                 objects,
                 extents,
                 row_bytes=settings.extent_row_bytes,
-                extent_bytes_max=settings.extent_bytes_max,
+                extent_bytes_max=engine.extent_bytes_max,
                 now_s=engine.clock(),
                 idle_s=settings.compaction_idle_s,
                 moves_max=MOVES_MAX,

@@ -114,6 +114,7 @@ class LocalEngine(Engine):
                 self.volume = open_volume(data_dir, settings)
                 sync_folder(data_dir)
             opened.callback(self.volume.close)
+            self.extent_bytes_max = min(settings.extent_bytes_max, self.volume.segment_bytes)
             self.holdings = Holdings(self.volume)
             buffers = PutBuffers(settings.put_buffer_bytes_max)
             self.space = WriterSpace(self.holdings, self._evict_for, buffers)
@@ -173,7 +174,7 @@ class LocalEngine(Engine):
     ) -> Staged:
         key_bytes(key)
         self._bucket_row(bucket)
-        run_bytes_max = self.settings.extent_bytes_max
+        run_bytes_max = self.extent_bytes_max
         return StagedRun(self.space, bucket, key, checksum_block_bytes, run_bytes_max)
 
     def stage_prefix(self, bucket: str, shape: PrefixShape) -> StagedPrefix:
@@ -181,7 +182,7 @@ class LocalEngine(Engine):
             key_bytes(key)
         slice_block_bytes(shape.slice_bytes)
         self._bucket_row(bucket)
-        if shape.chunk_bytes > self.settings.extent_bytes_max:
+        if shape.chunk_bytes > self.extent_bytes_max:
             return super().stage_prefix(bucket, shape)
         return self._new_prefix(bucket, shape)
 
@@ -191,7 +192,7 @@ class LocalEngine(Engine):
             shape.num_layers,
             shape.slice_bytes,
             self.settings.extent_row_bytes,
-            self.settings.extent_bytes_max,
+            self.extent_bytes_max,
         )
         return LocalStagedPrefix(self.space, bucket, shape, extents)
 

@@ -110,6 +110,15 @@ class Holdings:
         self.allocator.add_segment(segment)
         return self.allocator.allocate(length_bytes)
 
+    def return_free_segments(self, spare_count: int) -> None:
+        """Give segments that hold nothing back to the file system, all but `spare_count`."""
+        with self.lock:
+            segments = self.volume.segments()
+            free = [number for number in segments if self.allocator.segment_is_free(number)]
+            for number in free[spare_count:]:
+                self.allocator.remove_segment(number)
+                self.volume.remove(number)
+
     def shrink(self, number: int, length_bytes: int) -> None:
         """Give the end of an uncommitted extent back."""
         length_bytes = round_up(length_bytes)

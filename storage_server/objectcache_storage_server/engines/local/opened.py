@@ -2,8 +2,8 @@
 
 A read is cut into pieces of whole checksum blocks. On the page-cache path a piece is checked while
 it is still in the processor's cache; on the direct path all pieces of a call go to the device at
-once and are checked when they are there. What begins or ends inside of a block is read with its
-block into memory of our own.
+once and are checked when they are there, and so do those that the page cache turns out not to have.
+What begins or ends inside of a block is read with its block into memory of our own.
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ class Reader(Protocol):
 
     def read(self, transfers: Sequence[Transfer], path: Path) -> int:
         """Read from the volume; returns the bytes that were in memory. Raises `OSError`."""
+        ...
+
+    def read_resident(self, transfer: Transfer) -> bool:
+        """Read from the page cache, if all of it is there."""
+        ...
+
+    def read_missing(self, transfers: Sequence[Transfer]) -> None:
+        """Read what is to be in the page cache and was not; raises `OSError`."""
         ...
 
     def read_failed(self, error: DamagedVersion | OSError) -> Exception:
@@ -238,11 +246,20 @@ class LocalOpenObjects(OpenObjects):
                 for piece in pieces:
                     self._verify(piece)
                 return
-            fragment.cold_bytes = length_bytes
-            for piece in pieces:
+            missed = [piece for piece in pieces if not self._read_resident(piece, fragment)]
+            if missed:
+                fragment.cold_bytes = sum(len(piece.transfer.memory) for piece in missed)
                 with fragment.reading():
-                    fragment.cold_bytes -= self._read((piece,), path)
-                self._verify(piece)
+                    self._read(missed, path)
+                for piece in missed:
+                    self._verify(piece)
+
+    def _read_resident(self, piece: Piece, fragment: GatedFragment) -> bool:
+        with fragment.reading():
+            is_resident = self._reader.read_resident(piece.transfer)
+        if is_resident:
+            self._verify(piece)
+        return is_resident
 
     def _pieces(
         self,
@@ -278,9 +295,13 @@ class LocalOpenObjects(OpenObjects):
                 return length_bytes - ragged
         return length_bytes
 
-    def _read(self, pieces: Sequence[Piece], path: Path) -> int:
+    def _read(self, pieces: Sequence[Piece], path: Path) -> None:
+        transfers = [piece.transfer for piece in pieces]
         try:
-            return self._reader.read([piece.transfer for piece in pieces], path)
+            if path is Path.PAGE_CACHE:
+                self._reader.read_missing(transfers)
+            else:
+                self._reader.read(transfers, path)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise

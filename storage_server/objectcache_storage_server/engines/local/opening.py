@@ -43,6 +43,12 @@ class _VolumeReader(Reader):
     def read(self, transfers: Sequence[Transfer], path: Path) -> int:
         return self._path_use.read(transfers, path)
 
+    def read_resident(self, transfer: Transfer) -> bool:
+        return self._path_use.read_resident(transfer)
+
+    def read_missing(self, transfers: Sequence[Transfer]) -> None:
+        self._path_use.read_missing(transfers)
+
     def read_failed(self, error: DamagedVersion | OSError) -> Exception:
         return self._on_failure(error)
 

@@ -61,11 +61,10 @@ class WriterSpace(ExtentSource):
             return Path.PAGE_CACHE
         return Path.DIRECT
 
-    def place(self, number: int) -> tuple[int, Path]:
+    def place(self, number: int) -> int:
         """See `ExtentSource.place`."""
         with self._holdings.lock:
-            row = self._holdings.extents.rows[number]
-            return int(row["offset_bytes"]), Path(int(row["path"]))
+            return int(self._holdings.extents.rows["offset_bytes"][number])
 
     def shrink(self, number: int, length_bytes: int) -> None:
         """See `ExtentSource.shrink`."""

@@ -59,7 +59,9 @@ class _ExtentWriter:
             return
         geometry = self.geometry
         self.number = self._source.allocate(geometry.extent_bytes, geometry)
-        self._offset_bytes, self.path = self._source.place(self.number)
+        self._offset_bytes = self._source.place(self.number)
+        if Path.DIRECT in self._source.volume.paths:
+            self.path = Path.DIRECT  # whichever way it will be read; see docs/local_engine.md
         is_aligned = self._block_bytes % BLOCK_BYTES == 0
         if geometry.slots > 1 and self._layerwise:
             self._gathering = Gathering.ROW

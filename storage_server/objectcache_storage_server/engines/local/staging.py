@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from objectcache_schemas.limits import KIB
 from objectcache_storage_server.engines.base import Staged
 from objectcache_storage_server.engines.block_checksums import (
     block_checksums,
@@ -26,6 +27,7 @@ from objectcache_storage_server.engines.local.volumes.volume import (
     Volume,
 )
 
+DIRECT_BYTES_MIN = 256 * KIB  # of a piece; a shorter one gains nothing past the page cache
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -38,8 +40,8 @@ class ExtentSource(Protocol):
         """A new extent; raises `StorageFull`."""
         ...
 
-    def place(self, number: int) -> tuple[int, Path]:
-        """Where an extent begins, and the path that it is written by."""
+    def place(self, number: int) -> int:
+        """Where an extent begins."""
         ...
 
     def shrink(self, number: int, length_bytes: int) -> None:
@@ -118,7 +120,7 @@ class StagedRun(LocalStaged):
         self.block_bytes = stored_block_bytes(checksum_block_bytes)
         self._source = source
         self._run_bytes_max = run_bytes_max
-        self._runs: list[tuple[int, int, int, Path]] = []  # extent, begin, length, path
+        self._runs: list[tuple[int, int, int]] = []  # extent, begin, length
         self._room_bytes = 0  # of all runs
         self._end_bytes = 0  # written or in the tail
         self._tail = bytearray()  # begun block, where the device takes only whole ones
@@ -151,9 +153,17 @@ class StagedRun(LocalStaged):
             return
         if self._tail:
             data = memoryview(bytes(self._tail) + bytes(data))
-        whole_bytes = len(data) - len(data) % BLOCK_BYTES
+        whole_bytes = len(data) - self._begun_bytes()
         self._write(begin_bytes, data[:whole_bytes])
         self._tail = bytearray(data[whole_bytes:])
+
+    def _begun_bytes(self) -> int:
+        """Of the block that the end lies in. Blocks count from the begin of their run, the last
+        one, whose own end may be no whole block.
+        """
+        if self._end_bytes == self._room_bytes:
+            return 0
+        return (self._end_bytes - self._room_bytes + self._runs[-1][2]) % BLOCK_BYTES
 
     def _grow(self, end_bytes: int) -> None:
         """Runs of twice the size of the one before. All but the last hold whole blocks, so that
@@ -170,24 +180,39 @@ class StagedRun(LocalStaged):
                 length_bytes = round_up(max(length_bytes, self.block_bytes))
                 usable_bytes = length_bytes - length_bytes % self.block_bytes
             number = self._source.allocate(length_bytes, None)
-            offset_bytes, path = self._source.place(number)
-            self._runs.append((number, offset_bytes, usable_bytes, path))
+            self._runs.append((number, self._source.place(number), usable_bytes))
             self._room_bytes += usable_bytes
 
     def _write(self, begin_bytes: int, data: memoryview) -> None:
         run_begin = 0
         transfers: list[Transfer] = []
-        for _, offset_bytes, length_bytes, _ in self._runs:
+        for _, offset_bytes, length_bytes in self._runs:
             low = max(begin_bytes, run_begin)
             high = min(begin_bytes + len(data), run_begin + length_bytes)
             if low < high:
                 piece = data[low - begin_bytes : high - begin_bytes]
                 transfers.append(Transfer(offset_bytes + low - run_begin, piece))
             run_begin += length_bytes
-        if transfers:
-            paths = self._source.volume.paths
-            direct_only = Path.PAGE_CACHE not in paths
-            self._source.write(transfers, Path.DIRECT if direct_only else Path.PAGE_CACHE)
+        self._send(transfers)
+
+    def _send(self, transfers: Sequence[Transfer]) -> None:
+        """Long pieces of whole blocks past the page cache, the rest through it."""
+        by_path: dict[Path, list[Transfer]] = {path: [] for path in Path}
+        for offset_bytes, piece in transfers:
+            direct_bytes = len(piece) - len(piece) % BLOCK_BYTES
+            if offset_bytes % BLOCK_BYTES or direct_bytes < DIRECT_BYTES_MIN:
+                direct_bytes = 0
+            if Path.DIRECT not in self._source.volume.paths:
+                direct_bytes = 0
+            elif Path.PAGE_CACHE not in self._source.volume.paths:
+                direct_bytes = len(piece)
+            by_path[Path.DIRECT].append(Transfer(offset_bytes, piece[:direct_bytes]))
+            rest = Transfer(offset_bytes + direct_bytes, piece[direct_bytes:])
+            by_path[Path.PAGE_CACHE].append(rest)
+        for path, some in by_path.items():
+            some = [transfer for transfer in some if transfer.memory]
+            if some:
+                self._source.write(some, path)
 
     def finish(self) -> None:
         if self._tail:
@@ -195,11 +220,11 @@ class StagedRun(LocalStaged):
             self._write(self._end_bytes - len(tail), memoryview(tail))
         over_bytes = self._room_bytes - self._end_bytes
         if over_bytes > 0:
-            number, offset_bytes, length_bytes, path = self._runs[-1]
+            number, offset_bytes, length_bytes = self._runs[-1]
             used_bytes = length_bytes - over_bytes
             assert used_bytes > 0
             self._source.shrink(number, used_bytes)
-            self._runs[-1] = (number, offset_bytes, used_bytes, path)
+            self._runs[-1] = (number, offset_bytes, used_bytes)
             self._room_bytes = self._end_bytes
 
     def size_bytes(self) -> int:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from objectcache_schemas.errors import ObjectCacheError
+from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.compactor import Compactor
 from objectcache_storage_server.engines.local.eviction import expired
 from objectcache_storage_server.engines.local.index import USES_ROWS
@@ -34,6 +36,8 @@ ROUND_S = 0.5  # also how long an asynchronous put may wait for its flush
 BUDGET_EVERY_S = 2.0
 MOVES_MAX = 64  # extents that change their path in one round
 USES_EVERY_S = 30.0
+SPARE_SEGMENTS = 1  # wholly free ones that are kept for the next puts
+PREFETCH_BYTES = 256 * MIB  # of one round, so that readers keep most of the device
 
 log = logging.getLogger("objectcache.storage_server.engines.local.upkeep")
 
@@ -90,6 +94,8 @@ class Upkeep:
             self._budget_s = now_s
             self._measure_budget()
             self._replan(now_s)
+            self._engine.holdings.return_free_segments(SPARE_SEGMENTS)
+        self._prefetch()
         self._expire()
         self._keep_below_watermark()
         self.compactor.round(now_s)
@@ -126,6 +132,12 @@ class Upkeep:
             engine.volume.drop_cache(offset_bytes, length_bytes)
         holdings.set_paths(plan.to_page_cache.tolist(), Path.PAGE_CACHE)
 
+    def _prefetch(self) -> None:
+        """Bring into the page cache what readers did not find there."""
+        ranges = self._engine.path_use.take_missed(PREFETCH_BYTES)
+        for offset_bytes, length_bytes in joined(ranges):
+            self._engine.volume.prefetch(offset_bytes, length_bytes)
+
     # --- capacity ---
 
     def _expire(self) -> None:
@@ -161,3 +173,15 @@ class Upkeep:
             with engine.index.writing(durable=False) as change:
                 for block in blocks:
                     change.store_uses(holdings.objects, block)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(offset, length) ranges in order, those that touch or overlap made one."""
+    whole: list[tuple[int, int]] = []
+    for offset_bytes, length_bytes in sorted(ranges):
+        if whole and offset_bytes <= sum(whole[-1]):
+            first_bytes, so_far = whole[-1]
+            whole[-1] = (first_bytes, max(so_far, offset_bytes + length_bytes - first_bytes))
+        else:
+            whole.append((offset_bytes, length_bytes))
+    return whole

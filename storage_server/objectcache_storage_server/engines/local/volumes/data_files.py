@@ -1,16 +1,19 @@
 """A volume in preallocated files, with both paths: the page cache, and past it.
 
 Rules. A file has its name only when it has its whole length: it is allocated under another name,
-flushed and renamed, so a length that differs means other settings or damage, and is refused. Each
-is open twice, once for each path. Space within a file is never given back (`discard` does nothing):
-it will be written again, and a hole costs an allocation then (measured for 896 MiB: 0.13 s to
-punch, and 0.49 s instead of 0.32 s to write and flush) that could meet a full device.
+flushed and renamed. What that length is was settled when the folder was made (`segment_bytes` in
+it), since every address follows from it, so a file of another length is damaged: it is given its
+length again, and checksums find what is gone. Each is open twice, once for each path. Space within
+a file is never given back (`discard` does nothing): it will be written again, and a hole costs an
+allocation then (measured for 896 MiB: 0.13 s to punch, and 0.49 s instead of 0.32 s to write and
+flush) that could meet a full device.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import os
 import re
 import threading
@@ -51,8 +54,12 @@ from objectcache_storage_server.engines.object_files import sync_folder
 FLUSH_THREADS = 8  # a device takes several flushes at once
 _NAME = re.compile(r"\d{6,}")
 _UNFINISHED = ".unfinished"
+_SEGMENT_BYTES = "segment_bytes"
 _NOT_FOUND_WITHOUT_WAITING = (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL)
 _READ_WRITE = os.O_RDWR | os.O_CLOEXEC
+
+
+log = logging.getLogger("objectcache.storage_server.engines.local.data_files")
 
 
 class _DataFile(NamedTuple):
@@ -81,23 +88,23 @@ class DataFiles(Volume):
     ) -> None:
         """Open the folder, made where it is missing, and the files in it.
 
+        `segment_bytes` counts when the folder is made; after that, what was settled then.
         `capacity_bytes` bounds what the files take, 0: what the file system has; `reserve_bytes` of
         that stay free. `direct_io` is auto, io_uring or threads; `depth` bounds what one thread has
         in flight. Where the file system has no direct path, `paths` has the page cache only, and a
         transfer on the other fails an assertion.
 
-        Raises `OSError`: EINVAL where a file is not of `segment_bytes`, and where `direct_io` is
-        io_uring and the kernel does not allow it.
+        Raises `OSError`: EINVAL where `direct_io` is io_uring and the kernel does not allow it.
         """
         assert segment_bytes > 0
         assert segment_bytes % BLOCK_BYTES == 0
-        self.segment_bytes = segment_bytes
         self._folder = folder
         self._capacity_bytes = capacity_bytes
         self._reserve_bytes = reserve_bytes
         self._changing = threading.Lock()  # of the set of files
         self._local = threading.local()  # bounce buffers
         _make_folder(folder)
+        self.segment_bytes = _settled_segment_bytes(folder, segment_bytes)
         self._alignment = _probe_alignment(folder)
         self._submitter: Submitter | None = None
         self.paths = frozenset({Path.PAGE_CACHE})
@@ -168,6 +175,17 @@ class DataFiles(Volume):
             batch.add(file.direct, offset, memory)
         batch.run()
         return 0
+
+    def read_resident(self, transfer: Transfer) -> bool:
+        for file, offset, memory in self._located((transfer,)):
+            if _read_resident(file.buffered, offset, memory) < len(memory):
+                return False
+        return True
+
+    def prefetch(self, offset_bytes: int, length_bytes: int) -> None:
+        for offset, length in split_at(offset_bytes, length_bytes, self.segment_bytes):
+            segment, begin = divmod(offset, self.segment_bytes)
+            os.posix_fadvise(self._file(segment).buffered, begin, length, os.POSIX_FADV_WILLNEED)
 
     def write(self, transfers: Sequence[Transfer], path: Path) -> None:
         if path is Path.PAGE_CACHE:
@@ -265,18 +283,19 @@ class DataFiles(Volume):
             if path.name.endswith(_UNFINISHED):
                 path.unlink()
             elif _NAME.fullmatch(path.name):
-                self._check_length(path)
+                self._mend_length(path)
                 self._files[int(path.name)] = self._open_file(int(path.name))
 
-    def _check_length(self, path: FilePath) -> None:
+    def _mend_length(self, path: FilePath) -> None:
         length_bytes = path.stat().st_size
         if length_bytes != self.segment_bytes:
-            raise OSError(
-                errno.EINVAL,
-                f"data file {path.name} has {length_bytes} bytes and should have "
-                f"{self.segment_bytes}: storage.data_file_bytes differs from when it was made, or "
-                f"the file is damaged",
+            log.error(
+                "data file %s has %d bytes in place of %d: what is gone will read as missing",
+                path,
+                length_bytes,
+                self.segment_bytes,
             )
+            os.truncate(path, self.segment_bytes)
 
     def _open_file(self, segment: int) -> _DataFile:
         path = self._path(segment)
@@ -288,6 +307,27 @@ class DataFiles(Volume):
         except OSError:
             os.close(buffered)
             raise
+
+
+def _settled_segment_bytes(folder: FilePath, segment_bytes: int) -> int:
+    """The length of this folder's files; `segment_bytes` where none is settled yet."""
+    path = folder / _SEGMENT_BYTES
+    if not path.exists():
+        unfinished = path.with_suffix(_UNFINISHED)
+        with open(unfinished, "w", encoding="ascii", opener=_open_private) as file:
+            file.write(f"{segment_bytes}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+        sync_folder(folder)
+    text = path.read_text("ascii", errors="replace").strip()
+    if not text.isdecimal() or int(text) == 0 or int(text) % BLOCK_BYTES:
+        raise OSError(errno.EINVAL, f"{_SEGMENT_BYTES} of the data files holds {text[:20]!r}")
+    return int(text)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _make_folder(folder: FilePath) -> None:
@@ -342,12 +382,17 @@ def _open_submitter(direct_io: str, depth: int) -> Submitter:
 
 def _read_cached(file_descriptor: int, offset_bytes: int, memory: memoryview) -> int:
     """Fill `memory` through the page cache; returns how many bytes from its begin on were there."""
-    found_bytes = 0
-    try:
-        found_bytes = os.preadv(file_descriptor, (memory,), offset_bytes, os.RWF_NOWAIT)
-    except OSError as error:
-        if error.errno not in _NOT_FOUND_WITHOUT_WAITING:
-            raise
+    found_bytes = _read_resident(file_descriptor, offset_bytes, memory)
     if found_bytes < len(memory):
         read_whole(file_descriptor, offset_bytes + found_bytes, memory[found_bytes:])
     return found_bytes
+
+
+def _read_resident(file_descriptor: int, offset_bytes: int, memory: memoryview) -> int:
+    """Fill `memory` as far as the page cache has it from its begin on; returns how far."""
+    try:
+        return os.preadv(file_descriptor, (memory,), offset_bytes, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno not in _NOT_FOUND_WITHOUT_WAITING:
+            raise
+        return 0

@@ -69,6 +69,15 @@ class Volume(ABC):
         the direct path. Raises `OSError`, EIO also where the device ends early.
         """
 
+    def read_resident(self, transfer: Transfer) -> bool:
+        """Fill the memory if all of it is in the page cache now; otherwise answer false, with the
+        memory's content undefined. Never waits for the device. Raises `OSError`.
+        """
+        return False
+
+    def prefetch(self, offset_bytes: int, length_bytes: int) -> None:  # noqa: B027
+        """Have the page cache read a range, which may go on after the call. Best effort."""
+
     @abstractmethod
     def write(self, transfers: Sequence[Transfer], path: Path) -> None:
         """Write every memory; nothing is durable before `flush`.
