@@ -100,23 +100,30 @@ class LocalCommit:
         self._flush(bucket.info, to_store)
         durable = bucket.info.policy.durability is Durability.SYNC
         with engine.changing:
-            with engine.index.writing(durable=False) as change:
-                bucket = change.bucket(bucket_name)
-                stored = change.versions(bucket.number, self._keys)
-                to_store = self._judge(bucket, stored)
-                self._check_quota(bucket, self._growth_bytes(to_store, stored))
-                self._flush(bucket.info, to_store)
-                replaced = [stored[each.key] for each in to_store if each.key in stored]
-                versions, rows, emptied = self._change_index(change, bucket, to_store, replaced)
-            if replaced:
-                self._holdings.forget(replaced)
-            self._holdings.store(versions, rows)
+            numbers, rows = self._holdings.new_object_rows(len(self._new))
+            try:
+                with engine.index.writing(durable=False) as change:
+                    bucket = change.bucket(bucket_name)
+                    stored = change.versions(bucket.number, self._keys)
+                    to_store = self._judge(bucket, stored)
+                    self._check_quota(bucket, self._growth_bytes(to_store, stored))
+                    self._flush(bucket.info, to_store)
+                    replaced = [stored[each.key] for each in to_store if each.key in stored]
+                    emptied = self._holdings.emptied_by(replaced)
+                    change.remove_extents(emptied)
+                    versions = self._add_versions(change, bucket, to_store, numbers, rows)
+            except BaseException:
+                self._holdings.give_back_objects(numbers)
+                raise
+            self._holdings.give_back_objects(numbers[len(versions) :])
+            self._holdings.forget(replaced)
+            self._holdings.store(versions, rows[: len(versions)])
             for each in to_store:
                 each.staged.keep()
         extents = sorted({number for version in versions for number in version.extents})
         if durable:
             engine.index.sync()  # commits of several threads share one
-            self._holdings.drop_extents(emptied)  # until then a crash may bring them back
+            engine.flusher.drop(emptied)  # until then a crash may bring them back
             engine.drop_from_cache(extents)
         else:
             engine.flush_later(extents, emptied)
@@ -133,30 +140,20 @@ class LocalCommit:
             for each in self._new
         ]
 
-    def _change_index(
+    def _add_versions(
         self,
         change: IndexChange,
         bucket: BucketRow,
         to_store: Sequence[NewObject],
-        replaced: Sequence[Version],
-    ) -> tuple[list[Version], npt.NDArray[np.void], list[int]]:
-        """Name the new versions and their extents; returns them, their rows, and the extents that
-        nobody lives in then.
-        """
-        numbers, rows = self._holdings.new_object_rows(len(to_store))
-        try:
-            versions = [
-                each.version(bucket, number) for each, number in zip(to_store, numbers, strict=True)
-            ]
-            fill_rows(rows, versions)
-            emptied = self._holdings.emptied_by(replaced)
-            change.remove_extents(emptied)
-            self._add_extents(change, bucket, versions)
-            change.add(versions, rows)
-        except BaseException:
-            self._holdings.give_back_objects(numbers)
-            raise
-        return versions, rows, emptied
+        numbers: Sequence[int],
+        rows: npt.NDArray[np.void],
+    ) -> list[Version]:
+        """Name the new versions, under the first of `numbers`, and their extents."""
+        versions = [each.version(bucket, numbers[at]) for at, each in enumerate(to_store)]
+        fill_rows(rows[: len(versions)], versions)
+        self._add_extents(change, bucket, versions)
+        change.add(versions, rows[: len(versions)])
+        return versions
 
     def _add_extents(
         self, change: IndexChange, bucket: BucketRow, versions: Sequence[Version]

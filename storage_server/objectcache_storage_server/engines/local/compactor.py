@@ -169,6 +169,6 @@ class Compactor:
             for index in moved:
                 prefix.keep(index)
         engine.index.sync()
-        holdings.drop_extents(emptied)
+        engine.flusher.drop(emptied)
         self.moved_objects += len(moved)
         self.moved_bytes += sum(version.info.size_bytes for version in old)

@@ -240,7 +240,7 @@ class LocalEngine(Engine):
         with self.changing:
             deleted = self.index.change_with_reserve(change_index)
             self.holdings.forget(deleted)
-            self.holdings.drop_extents(emptied)
+            self.flusher.drop(emptied)
         return deleted
 
     # --- reading ---

@@ -33,6 +33,16 @@ class Flusher:
             self._written.update(written)
             self._emptied.extend(emptied)
 
+    def drop(self, emptied: Iterable[int]) -> None:
+        """The index durably names these extents no more: give their space back, that of extents
+        which still wait for a flush after it, so that it is not another's that is unmarked then.
+        """
+        with self._lock:
+            at_once: list[int] = []
+            for number in emptied:
+                (self._emptied if number in self._written else at_once).append(number)
+        self._engine.holdings.drop_extents(at_once)
+
     def flush(self) -> None:
         """Make all that waits durable; raises our errors, and then it waits on."""
         engine = self._engine
