@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -70,55 +71,75 @@ def open_sources(
     numbers = sorted({number for version in stored for number in version.extents})
     extents = np.array(numbers, np.int64)
     rows = holdings.pin(extents, [version.extents[0] for version in stored if version.extents])
-    sources, placements = _lay_out(stored, dict(zip(numbers, rows, strict=True)))
+    sources, placements = _lay_out(stored, _homes(numbers, rows))
     reader = _VolumeReader(holdings, path_use, on_failure)
     return LocalOpenObjects(reader, versions, sources, placements, extents, verification)
 
 
+class _Home(NamedTuple):
+    """An extent as its row says, in plain numbers."""
+
+    offset_bytes: int
+    length_bytes: int
+    path: Path
+    geometry: Geometry
+
+
+class _SharedSource(NamedTuple):
+    """An extent with slots among the sources, and who was opened in it."""
+
+    number: int
+    slice_bytes: int
+    stride_bytes: int
+    versions: dict[int, Version]  # by slot
+
+
+def _homes(numbers: Sequence[int], rows: npt.NDArray[np.void]) -> dict[int, _Home]:
+    columns = ("offset_bytes", "length_bytes", "path", "slots", "num_layers", "slice_bytes")
+    values = zip(*(rows[column].tolist() for column in columns), strict=True)
+    return {
+        number: _Home(offset, length, Path(path), Geometry(slots, layers, slice_bytes))
+        for number, (offset, length, path, slots, layers, slice_bytes) in zip(
+            numbers, values, strict=True
+        )
+    }
+
+
 def _lay_out(
-    stored: Sequence[Version], rows: dict[int, np.void]
+    stored: Sequence[Version], homes: dict[int, _Home]
 ) -> tuple[list[Source], list[Placement]]:
     sources: list[Source] = []
     placements: list[Placement] = []
-    slots: dict[int, tuple[int, Geometry, dict[int, Version]]] = {}  # by extent
+    shared: dict[int, _SharedSource] = {}  # by extent
     for version in stored:
-        first = rows[version.extents[0]] if version.extents else None
-        if first is None or first["slots"] == 1:
+        if not version.extents or homes[version.extents[0]].geometry.slots == 1:
             placements.append(Placement(len(sources), 0))
-            sources.append(_object_source(version, rows))
+            sources.append(_object_source(version, homes))
             continue
-        extent = version.extents[0]
-        if extent not in slots:
-            geometry = Geometry(
-                int(first["slots"]), int(first["num_layers"]), int(first["slice_bytes"])
-            )
-            neighbours: dict[int, Version] = {}
-            slots[extent] = (len(sources), geometry, neighbours)
-            where, path = int(first["offset_bytes"]), Path(int(first["path"]))
-            sources.append(SlotSource(geometry, where, path, neighbours, version.block_bytes))
-        number, geometry, neighbours = slots[extent]
-        neighbours[version.slot] = version
-        placements.append(
-            Placement(
-                number,
-                version.slot * geometry.slice_bytes,
-                geometry.slice_bytes,
-                geometry.row_stride_bytes,
-            )
-        )
+        (extent,) = version.extents
+        source = shared.get(extent)
+        if source is None:
+            offset_bytes, _, path, geometry = homes[extent]
+            stride_bytes = geometry.row_stride_bytes
+            source = _SharedSource(len(sources), geometry.slice_bytes, stride_bytes, {})
+            shared[extent] = source
+            block_bytes = version.block_bytes
+            sources.append(SlotSource(geometry, offset_bytes, path, source.versions, block_bytes))
+        number, slice_bytes, stride_bytes, versions = source
+        versions[version.slot] = version
+        base_bytes = version.slot * slice_bytes
+        placements.append(Placement(number, base_bytes, slice_bytes, stride_bytes))
     return sources, placements
 
 
-def _object_source(version: Version, rows: dict[int, np.void]) -> ObjectSource:
+def _object_source(version: Version, homes: dict[int, _Home]) -> ObjectSource:
     runs: list[Run] = []
     begin_bytes, block_bytes = 0, version.block_bytes
     for index, number in enumerate(version.extents):
-        row = rows[number]
-        length_bytes = int(row["length_bytes"])
+        offset_bytes, length_bytes, path, _ = homes[number]
         is_last = index == len(version.extents) - 1
         usable_bytes = length_bytes - length_bytes % block_bytes
         end_bytes = version.info.size_bytes if is_last else begin_bytes + usable_bytes
-        where, path = int(row["offset_bytes"]), Path(int(row["path"]))
-        runs.append(Run(begin_bytes, end_bytes, where, path))
+        runs.append(Run(begin_bytes, end_bytes, offset_bytes, path))
         begin_bytes = end_bytes
     return ObjectSource(version, runs)
