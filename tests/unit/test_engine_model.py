@@ -1,4 +1,4 @@
-"""The files engine agrees with the memory engine, whatever is done to both."""
+"""Engines that keep objects agree with the memory engine, whatever is done to both."""
 
 from __future__ import annotations
 
@@ -6,30 +6,53 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
+from unittest import mock
 
+import msgspec
+import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import Condition, ObjectAttributes
-from objectcache_storage_server.engines.base import Engine, OpenObjects
+from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.messages import (
+    BucketInfo,
+    BucketPolicy,
+    CheckReport,
+    Condition,
+    Durability,
+    ObjectAttributes,
+)
+from objectcache_schemas.settings import StorageSettings
+from objectcache_storage_server.engines.base import Engine, OpenObjects, PrefixShape, StagedPut
 from objectcache_storage_server.engines.files import FilesEngine
+from objectcache_storage_server.engines.local import upkeep
+from objectcache_storage_server.engines.local.engine import LocalEngine
+from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
 from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.open import open_volume
 from tests.contract.engine_suite import BUCKET, content, read_range, staged_put
 
 T = TypeVar("T")
 
-KEYS = st.sampled_from(["a", "a/", "a/b", "b", "\ud7ff", "\ue000", "\U0010ffff", "..", "%2F"])
+LONG = "long/" * 204  # with what follows about as long as a key may be
+KEYS = st.sampled_from(
+    [
+        *["a", "a/", "a/b", "b", "\ud7ff", "\ue000", "\U0010ffff", "..", "%2F"],
+        *[LONG, LONG + "a", LONG + "a/b", LONG[:511], LONG[:512]],
+    ]
+)
 LAYOUTS = [
     KvLayout(
         num_layers=2, chunk_tokens=16, per_layer_chunk_bytes=size, dtype="bf16", fingerprint="m"
     )
     for size in (50, 60)
 ]
-SIZES = st.sampled_from([0, 1, 99, 100, 101, 120, 1000])
+SIZES = st.sampled_from([0, 1, 99, 100, 101, 120, 1000, 4096, 70_000, 150_001])
+SHAPES = st.sampled_from([(1, 100), (2, 50), (2, 60), (3, 1000), (2, 4096), (3, 7000)])
 CONTENTS = st.tuples(st.integers(0, 1), SIZES)
 BLOCKS = st.sampled_from([1, 10, 64, 100, 65_536])
 ETAGS = st.sampled_from(["1", "2", "3"])
@@ -48,12 +71,16 @@ class EnginesAgree(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="objectcache-model-")
         self.now_s = 0.0
-        self.model = MemoryEngine(lambda: self.now_s)
-        self.engine = self.open_files_engine()
+        self.model = MemoryEngine(self.clock)
+        self.engine = self.open_engine()
         self.opened: list[tuple[OpenObjects, OpenObjects]] = []
 
-    def open_files_engine(self) -> FilesEngine:
-        return FilesEngine(Path(self.folder.name), 3, lambda: self.now_s)
+    def open_engine(self) -> Engine:
+        """Open the engine that is compared with the model, on `folder` with `clock`."""
+        raise NotImplementedError
+
+    def clock(self) -> float:
+        return self.now_s
 
     def teardown(self) -> None:
         self.close_opened()
@@ -80,7 +107,7 @@ class EnginesAgree(RuleBasedStateMachine):
     @rule(layout=st.sampled_from(LAYOUTS))
     def set_layout(self, layout: KvLayout) -> None:
         self.both(lambda engine: engine.set_layout(BUCKET.name, layout))
-        self.both(lambda engine: engine.bucket(BUCKET.name))
+        self.both(bucket_but_for_its_policy)
 
     @rule(
         contents=st.dictionaries(KEYS, CONTENTS, min_size=1, max_size=4),
@@ -112,6 +139,60 @@ class EnginesAgree(RuleBasedStateMachine):
                 for key, (seed, size_bytes) in contents.items()
             ]
             return engine.commit(puts, condition)
+
+        self.both(act)
+
+    @rule(
+        contents=st.dictionaries(KEYS, st.integers(0, 1), min_size=1, max_size=9),
+        shape=SHAPES,
+        layerwise=st.booleans(),
+        slices_a_piece=st.integers(1, 5),
+        parent_key=st.one_of(st.none(), KEYS),
+        condition=st.sampled_from([Condition(), Condition(immutable=True)]),
+    )
+    def put_prefix(
+        self,
+        contents: dict[str, int],
+        shape: tuple[int, int],
+        layerwise: bool,
+        slices_a_piece: int,
+        parent_key: str | None,
+        condition: Condition,
+    ) -> None:
+        prefix = PrefixShape(list(contents), *shape, layerwise, parent_key)
+        payload = payload_of(prefix, list(contents.values()))
+
+        def act(engine: Engine) -> object:
+            staged = engine.stage_prefix(BUCKET.name, prefix)
+            step_bytes = slices_a_piece * prefix.slice_bytes
+            for position in range(0, len(payload), step_bytes):
+                staged.write(position, memoryview(payload)[position : position + step_bytes])
+            return engine.commit([StagedPut(each, "") for each in staged.staged], condition)
+
+        self.both(act)
+
+    @rule(keys=st.lists(KEYS, min_size=1, max_size=3, unique=True), shape=SHAPES)
+    def stage_prefix_and_discard(self, keys: list[str], shape: tuple[int, int]) -> None:
+        prefix = PrefixShape(keys, *shape, layerwise=True)
+
+        def act(engine: Engine) -> None:
+            staged = engine.stage_prefix(BUCKET.name, prefix)
+            staged.write(0, memoryview(bytes(prefix.slice_bytes)))
+            staged.discard()
+
+        self.both(act)
+
+    @rule(source=KEYS, goal=KEYS, block_bytes=BLOCKS, edges=st.tuples(SIZES, SIZES))
+    def copy(self, source: str, goal: str, block_bytes: int, edges: tuple[int, int]) -> None:
+        def act(engine: Engine) -> object:
+            size_bytes = engine.stat(BUCKET.name, source).size_bytes
+            begin, end = (min(edge, size_bytes) for edge in sorted(edges))
+            staged = engine.stage(BUCKET.name, goal, block_bytes)
+            try:
+                copied = engine.copy(BUCKET.name, source, staged, begin, end - begin)
+                return copied, engine.commit([StagedPut(staged, "copy")])
+            finally:
+                staged.discard()
 
         self.both(act)
 
@@ -157,7 +238,7 @@ class EnginesAgree(RuleBasedStateMachine):
     @rule()
     def read_pinned(self) -> None:
         for expected, found in self.opened:
-            assert ranges(found, 0, 2000) == ranges(expected, 0, 2000)
+            assert ranges(found, 0, 200_000) == ranges(expected, 0, 200_000)
 
     @rule()
     def close_opened(self) -> None:
@@ -169,11 +250,88 @@ class EnginesAgree(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.engine.close()
-        self.engine = self.open_files_engine()
+        self.engine = self.open_engine()
 
     @invariant()
     def nothing_is_damaged(self) -> None:
         assert self.engine.damaged_count == 0
+
+
+class FilesAgree(EnginesAgree):
+    def open_engine(self) -> Engine:
+        return FilesEngine(Path(self.folder.name), 3, self.clock)
+
+
+class LocalAgrees(EnginesAgree):
+    """Extents of a few slots with padded rows, moved about and read over both paths."""
+
+    def __init__(self) -> None:
+        self.quiet_upkeep = mock.patch.object(upkeep, "ROUND_S", 3600.0)
+        self.quiet_upkeep.start()
+        self.compaction_s = 0.0
+        super().__init__()
+
+    def open_engine(self) -> Engine:
+        settings = StorageSettings(
+            data_file_bytes=256 * KIB,
+            capacity_bytes=64 * MIB,
+            capacity_reserve_bytes=0,
+            extent_row_bytes=4 * KIB,
+            extent_bytes_max=64 * KIB,
+            index_bytes_max=64 * MIB,
+            compaction_idle_s=0.0,
+        )
+        return LocalEngine(Path(self.folder.name), settings, open_volume, self.clock)
+
+    @property
+    def local(self) -> LocalEngine:
+        return cast(LocalEngine, self.engine)
+
+    def teardown(self) -> None:
+        self.check()
+        super().teardown()
+        self.quiet_upkeep.stop()
+
+    @rule()
+    def move_chunks_together(self) -> None:
+        for _ in range(3):
+            self.compaction_s += 10.0
+            self.local.upkeep.compactor.round(self.compaction_s)
+
+    @rule(path=st.sampled_from(DevicePath), part=st.integers(1, 3))
+    def change_the_path(self, path: DevicePath, part: int) -> None:
+        if path in self.local.volume.paths:
+            extents = self.local.holdings.extents.used
+            numbers = np.flatnonzero(extents["is_used"])[::part].tolist()
+            for changed in self.local.holdings.set_paths(numbers, path):
+                self.local.volume.drop_cache(*changed)
+
+    @rule(durability=st.sampled_from(Durability))
+    def change_the_policy(self, durability: Durability) -> None:
+        policy = BucketPolicy(durability=durability)
+        if isinstance(outcome(lambda e: e.set_policy(BUCKET.name, policy), self.local), str):
+            assert outcome(lambda e: e.bucket(BUCKET.name), self.model) == "NoSuchBucket"
+
+    @rule()
+    def check(self) -> None:
+        report = self.local.check(False, lambda _: True)
+        assert report == CheckReport(objects=report.objects, bytes=report.bytes)
+
+
+def bucket_but_for_its_policy(engine: Engine) -> BucketInfo:
+    return msgspec.structs.replace(engine.bucket(BUCKET.name), policy=BucketPolicy())
+
+
+def payload_of(shape: PrefixShape, seeds: list[int]) -> bytes:
+    """The chunks of a put in the order in which they arrive."""
+    payload = bytearray(shape.total_bytes)
+    chunks = [content(seed, shape.chunk_bytes) for seed in seeds]
+    position = 0
+    while position < len(payload):
+        chunk, offset_bytes, room_bytes = shape.locate(position)
+        payload[position : position + room_bytes] = chunks[chunk][offset_bytes:][:room_bytes]
+        position += room_bytes
+    return bytes(payload)
 
 
 def is_stored(key: str, engine: Engine) -> bool:
@@ -202,10 +360,13 @@ def clipped_range(opened: OpenObjects, index: int, size_bytes: int, begin: int, 
     return read_range(opened, index, first, last - first)
 
 
-TestEnginesAgree = EnginesAgree.TestCase
-TestEnginesAgree.settings = settings(
+SETTINGS = settings(
     max_examples=30,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+TestFilesAgree = FilesAgree.TestCase
+TestFilesAgree.settings = SETTINGS
+TestLocalAgrees = LocalAgrees.TestCase
+TestLocalAgrees.settings = SETTINGS

@@ -1,0 +1,1 @@
+"""What survives when a process is killed, the power fails, or bytes rot."""

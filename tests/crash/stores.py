@@ -1,0 +1,56 @@
+"""The engines that are put through it, with settings so small that everything happens often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from objectcache_schemas.limits import GIB, KIB, MIB
+from objectcache_schemas.settings import load_settings
+from objectcache_storage_server.engines.base import Engine
+from objectcache_storage_server.engines.local import compactor, upkeep
+from objectcache_storage_server.engines.open import open_engine
+from tests.crash.verdict import Promises
+
+SMALL_LOCAL: dict[str, Any] = {
+    "engine": "local",
+    "capacity_bytes": 64 * MIB,
+    "capacity_reserve_bytes": 0,
+    "data_file_bytes": 4 * MIB,
+    "extent_row_bytes": 64 * KIB,
+    "extent_bytes_max": 1 * MIB,
+    "index_bytes_max": 64 * MIB,
+    "put_buffer_bytes_max": 8 * MIB,
+    "compaction_bytes_per_s": 1 * GIB,
+    "compaction_idle_s": 0.0,
+    "page_cache_bytes": 2 * MIB,  # so that extents change their path
+}
+
+
+HASTE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKind:
+    """Settings of a store, and what they promise."""
+
+    storage: dict[str, Any]
+    promises: Promises = field(default_factory=Promises)
+
+    def open(self, folder: Path) -> Engine:
+        """Open or create it below `folder`. Upkeep has no time to lose: processes live briefly."""
+        upkeep.ROUND_S = upkeep.BUDGET_EVERY_S = upkeep.USES_EVERY_S = HASTE_S
+        compactor.PLAN_EVERY_S = HASTE_S
+        assignments = [f"storage.{name}={value}" for name, value in self.storage.items()]
+        return open_engine(load_settings(None, {}, [f"server.data_dir={folder}", *assignments]))
+
+
+STORE_KINDS = {
+    "files": StoreKind({"engine": "files"}),
+    "local": StoreKind(SMALL_LOCAL),
+    "local-full": StoreKind(SMALL_LOCAL | {"capacity_bytes": 12 * MIB}, Promises(evicts=True)),
+    "local-threads": StoreKind(
+        SMALL_LOCAL | {"page_cache_bytes": 0, "direct_io": "threads"}, Promises()
+    ),
+}
