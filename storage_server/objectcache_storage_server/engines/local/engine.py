@@ -63,6 +63,7 @@ from objectcache_storage_server.engines.local.path_use import PathUse
 from objectcache_storage_server.engines.local.records import BucketRow, Version, VersionName
 from objectcache_storage_server.engines.local.recovery import recover
 from objectcache_storage_server.engines.local.space import PutBuffers, WriterSpace
+from objectcache_storage_server.engines.local.spared import Spared
 from objectcache_storage_server.engines.local.staged_prefix import LocalStagedPrefix
 from objectcache_storage_server.engines.local.staging import StagedRun
 from objectcache_storage_server.engines.local.status import engine_status
@@ -309,6 +310,19 @@ class LocalEngine(Engine):
             self.count_damaged(version.info.key, reason)
         return bool(dropped)
 
+    def forget_lost(self) -> None:
+        """Let go of what the index has dropped by itself, because its rows were damaged."""
+        lost = self.index.take_lost()
+        if not lost:
+            return
+        with self.changing:
+            with self.index.reading() as view:
+                gone = [number for number in lost if view.name_of(number) is None]
+            emptied = self.holdings.forget_lost(gone)
+            if emptied:
+                self.index.change_with_reserve(lambda change: change.remove_extents(emptied))
+            self.holdings.drop_extents(emptied)
+
     def count_damaged(self, key: str, reason: str) -> None:
         """Count an object that was dropped because it is not what was stored."""
         with self._damaged_lock:
@@ -340,23 +354,30 @@ class LocalEngine(Engine):
         with self._evicting:  # two at once would choose the same
             objects, extents = self.holdings.snapshot()
             victims = choose_victims(objects, extents, wanted_bytes, bucket=bucket)
+            spared = Spared(self.holdings, objects)
             before_bytes = self.holdings.allocated_bytes
-            removed = self.remove_numbers(victims, objects)
+            removed = self.remove_numbers(victims, objects, spared.filter)
+            self.forget_lost()  # which would be chosen again and again
         self.evicted_objects += len(removed)
         self.evicted_bytes += sum(version.info.size_bytes for version in removed)
         return max(0, before_bytes - self.holdings.allocated_bytes, int(bool(removed)))
 
     def remove_numbers(
-        self, numbers: npt.NDArray[np.int64], objects: npt.NDArray[np.void]
+        self,
+        numbers: npt.NDArray[np.int64],
+        objects: npt.NDArray[np.void],
+        filtered: Callable[[Sequence[int]], Sequence[int]] = lambda numbers: numbers,
     ) -> list[Version]:
-        """Delete objects by number, those that are still what the snapshot `objects` says."""
+        """Delete objects by number, those that are still what the snapshot `objects` says and that
+        `filtered` leaves, which is asked while nothing can change.
+        """
         removed: list[Version] = []
         for begin in range(0, len(numbers), DELETE_KEYS):
             some = numbers[begin : begin + DELETE_KEYS].tolist()
 
             def names(change: IndexChange, some: Sequence[int] = some) -> list[VersionName]:
                 found: list[VersionName] = []
-                for number in some:
+                for number in filtered(some):
                     name = change.name_of(number)
                     if name is not None:
                         found.append(VersionName(*name, int(objects["serial"][number])))

@@ -21,6 +21,7 @@ import numpy as np
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import KIB
 from objectcache_storage_server.engines.local.direct.batches import address_of
+from objectcache_storage_server.engines.local.direct.in_flight import lock_when_idle
 from objectcache_storage_server.engines.local.direct.nvme_commands import (
     COMMAND_BYTES,
     IDENTIFY_BYTES,
@@ -73,6 +74,7 @@ class KernelNvmeDevice(NvmeDevice):
             self._claim_block_device(Path("/dev") / block_name(name))
             self._file_descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._descriptors.callback(os.close, self._file_descriptor)
+            lock_when_idle(self._file_descriptor)
             self._identify()
             system_max = system_bytes_max(name)
             self.transfer_bytes_max = min(

@@ -32,6 +32,7 @@ from objectcache_storage_server.engines.local.direct.batches import (
     Submitter,
     WriteBatch,
 )
+from objectcache_storage_server.engines.local.direct.in_flight import lock_when_idle
 from objectcache_storage_server.engines.local.direct.kernel_facts import (
     direct_alignment,
     piece_bytes_max,
@@ -303,10 +304,20 @@ class DataFiles(Volume):
         if Path.DIRECT not in self.paths:
             return _DataFile(buffered, -1)
         try:
-            return _DataFile(buffered, os.open(path, _READ_WRITE | os.O_DIRECT))
+            return _DataFile(buffered, _open_locked(path))
         except OSError:
             os.close(buffered)
             raise
+
+
+def _open_locked(path: FilePath) -> int:
+    direct = os.open(path, _READ_WRITE | os.O_DIRECT)
+    try:
+        lock_when_idle(direct)
+    except OSError:
+        os.close(direct)
+        raise
+    return direct
 
 
 def _settled_segment_bytes(folder: FilePath, segment_bytes: int) -> int:
