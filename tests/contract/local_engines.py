@@ -11,7 +11,9 @@ import msgspec
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.engines.local.engine import LocalEngine
+from objectcache_storage_server.engines.local.volumes.nvme_volume import NvmeVolume
 from objectcache_storage_server.engines.open import open_local_engine
+from tests.unit.emulated_nvme import EmulatedNvme
 
 SMALL = StorageSettings(
     data_file_bytes=8 * MIB,
@@ -23,6 +25,7 @@ SMALL = StorageSettings(
     put_buffer_bytes_max=4 * MIB,
     compaction_bytes_per_s=0,
 )
+NVME_BYTES = 33 * MIB  # four segments beside the superblock
 
 
 def small_local_engine(
@@ -30,3 +33,19 @@ def small_local_engine(
 ) -> LocalEngine:
     """The local engine in `folder` with `SMALL` settings, some of them changed."""
     return open_local_engine(folder, msgspec.structs.replace(SMALL, **changes), clock)
+
+
+def nvme_local_engine(
+    folder: Path,
+    device: EmulatedNvme | None = None,
+    *,
+    clock: Callable[[], float] = time.time,
+    **changes: object,
+) -> LocalEngine:
+    """The local engine on an emulated namespace, which has the direct path alone."""
+    device = device or EmulatedNvme(NVME_BYTES)
+
+    def open_volume(data_dir: Path, settings: StorageSettings) -> NvmeVolume:
+        return NvmeVolume(device, data_dir / "index", settings.data_file_bytes)
+
+    return LocalEngine(folder, msgspec.structs.replace(SMALL, **changes), open_volume, clock)

@@ -53,7 +53,7 @@ from tests.contract.engine_suite import (
     staged_put,
     stored_keys,
 )
-from tests.contract.local_engines import small_local_engine
+from tests.contract.local_engines import nvme_local_engine, small_local_engine
 
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "memory": lambda _: MemoryEngine(),
@@ -64,6 +64,7 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
     "local-threads": lambda folder: small_local_engine(
         folder, page_cache_bytes=0, direct_io="threads", overlap="cross"
     ),
+    "local-nvme": lambda folder: nvme_local_engine(folder),
     "metered": lambda _: MeteredEngine(MemoryEngine()),
     "slow": lambda _: SlowEngine(MemoryEngine()),
 }

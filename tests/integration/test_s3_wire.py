@@ -36,7 +36,6 @@ from tests.servers import RunningServer, start_server
 MIB = 1 << 20
 DEADLINE_S = 20.0
 STALL_S = 1.0
-DRAIN_S = 2.0  # what the server waits for a body that it has no use for, once it answered
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -412,12 +411,16 @@ def test_an_early_answer_does_not_wait_for_the_body(
     path = f"/{bucket}/absent?tagging"
     headers = signed_headers(server, "PUT", path, b"x" * 10, named) | {"Content-Length": "10"}
     with open_socket(server) as connection:
-        started_s = time.monotonic()
         send_head(connection, "PUT", path, headers)
-        answer = receive_answer(connection)
-        assert time.monotonic() - started_s < DRAIN_S
-    assert answer.status in (400, 501)
-    assert answer.headers["Connection"] == ("close" if named else None)
+        answer = receive_answer(connection)  # before a byte of the body was sent
+        assert answer.status in (400, 501)
+        assert answer.headers["Connection"] == ("close" if named else None)
+        connection.sendall(b"x" * 10)
+        if named:
+            assert receive_rest(connection) == b""
+        else:  # a server that had waited would have given the connection up
+            send_head(connection, "GET", "/healthz", {"Host": "x"})
+            assert receive_answer(connection).status == 200
 
 
 def test_a_refused_request_whose_body_is_still_to_come_takes_no_place_of_another(
@@ -501,9 +504,7 @@ def test_a_body_that_stops_arriving_is_given_up(slow_server: RunningServer) -> N
     with open_socket(slow_server) as connection:
         send_head(connection, "PUT", "/bbb/k", headers)
         connection.sendall(b"xx")
-        started_s = time.monotonic()
-        answer = receive_answer(connection)
-        assert time.monotonic() - started_s < STALL_S + DRAIN_S
+        answer = receive_answer(connection)  # without another byte from the client
     assert (answer.status, answer.code, answer.headers["Connection"]) == (
         400,
         "RequestTimeout",

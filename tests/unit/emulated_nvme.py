@@ -61,7 +61,7 @@ class EmulatedNvme(NvmeDevice):
         self.executed: list[tuple[int, int, int]] = []  # opcode, first LBA, LBA count
         self.faults: Fault = lambda opcode, start, count: 0
         self.is_closed = False
-        self._durable = bytearray(self.blocks)
+        self._durable = bytearray(len(self.blocks))
         self._unflushed: list[tuple[int, int]] = []  # begin and end, in bytes
         self._one_at_a_time = threading.Lock()
 

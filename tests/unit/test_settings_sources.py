@@ -109,3 +109,11 @@ def test_a_file_named_by_the_environment_is_read(tmp_path: Path) -> None:
     file = written(tmp_path, "[storage]\nputs_max = 3")
     settings, _ = parse_command_line("program", "words", [], {"OBJECTCACHE_CONFIG": str(file)})
     assert settings.storage.puts_max == 3
+
+
+@pytest.mark.parametrize("mode", ["6", "60", "0600", "0o6", "888", "rw-", "-60", " 600"])
+def test_a_target_socket_mode_is_three_octal_digits(mode: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"storage\.target_socket_mode"):
+        load_settings(None, {}, [f"storage.target_socket_mode={mode}"])
+    storage = load_settings(None, {}, ["storage.target_socket_mode=660"]).storage
+    assert storage.target_socket_mode == "660"

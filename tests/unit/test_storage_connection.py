@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,19 +12,16 @@ from pathlib import Path
 import pytest
 
 from objectcache_gateway.repetition import is_repeatable
-from objectcache_gateway.storage_connection import (
-    LONG_REPLY_TIMEOUT_FACTOR,
-    ConnectionLost,
-    StoragePool,
-)
+from objectcache_gateway.storage_connection import ConnectionLost, StoragePool
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, Descriptor, MemoryTarget
-from objectcache_schemas.errors import Unavailable
+from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.messages import (
     PROTOCOL_VERSION,
     CompleteUpload,
     CopyObject,
+    CopyPart,
     CreateBucket,
     CreateUpload,
     DeleteBucket,
@@ -40,6 +38,7 @@ from objectcache_schemas.messages import (
 TARGET = MemoryTarget(
     transport="shm", target_id=bytes(TARGET_ID_BYTES), offset_bytes=0, length_bytes=1 << 20, tag=1
 )
+CONNECTIONS_MAX = 4
 WELCOME = Welcome(v=PROTOCOL_VERSION, engine="fake")
 COMPLETE = CompleteUpload(bucket="b", key="k", upload_id="u", parts=((1, "e"),))
 COPY = CopyObject(
@@ -50,6 +49,17 @@ COPY = CopyObject(
     key="k",
     attributes=ObjectAttributes(),
     etag="e",
+)
+COPY_PART = CopyPart(
+    source_bucket="b",
+    source_key="s",
+    source_etag="e",
+    offset_bytes=0,
+    length_bytes=1,
+    bucket="b",
+    key="k",
+    upload_id="u",
+    part_number=1,
 )
 
 
@@ -90,7 +100,7 @@ async def listening(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "socket"
         server = await asyncio.start_unix_server(accept, path)
-        pool = StoragePool(path, Limits(), 4, timeout_s)
+        pool = StoragePool(path, Limits(), CONNECTIONS_MAX, timeout_s)
         try:
             yield pool
         finally:
@@ -154,16 +164,30 @@ def test_only_what_is_harmless_is_repeatable(request_: Message, repeatable: bool
 
 
 @pytest.mark.asyncio
-async def test_a_join_may_be_silent_for_longer_than_a_lookup() -> None:
-    timeout_s = 0.05
-
+@pytest.mark.parametrize("request_", [COMPLETE, COPY, COPY_PART])
+async def test_what_moves_whole_objects_may_be_silent_for_longer_than_a_lookup(
+    request_: Message,
+) -> None:
     async def welcome_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(encode_frame(WELCOME))
         await reader.read(-1)
 
-    loop = asyncio.get_running_loop()
-    async with listening(welcome_only, timeout_s) as pool:
-        started_s = loop.time()
-        with pytest.raises(Unavailable):
-            await pool.call(COMPLETE, Done)
-        assert loop.time() - started_s >= timeout_s * LONG_REPLY_TIMEOUT_FACTOR
+    async with listening(welcome_only, timeout_s=0.05) as pool:
+        long = asyncio.create_task(pool.call(request_, Done))
+        lookup = asyncio.create_task(pool.call(StatObject(bucket="b", key="k"), Done))
+        done, _ = await asyncio.wait({long, lookup}, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {lookup}
+        for call in (lookup, long):
+            with pytest.raises(Unavailable):
+                await call
+
+
+@pytest.mark.asyncio
+async def test_connections_over_storage_connections_max_are_told_to_slow_down() -> None:
+    async with listening(Storage(lost=0).serve, 10.0) as pool, contextlib.AsyncExitStack() as used:
+        for _ in range(CONNECTIONS_MAX):
+            await used.enter_async_context(pool.conversation())
+        with pytest.raises(Busy, match=r"gateway\.storage_connections_max"):
+            await pool.call(GetHealth(), Done)
+        await used.aclose()
+        await pool.call(GetHealth(), Done)

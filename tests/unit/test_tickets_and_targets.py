@@ -6,6 +6,8 @@ import fcntl
 import mmap
 import os
 import tempfile
+import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -47,6 +49,41 @@ def test_open_tickets_are_bounded_and_expire_to_make_room() -> None:
     with pytest.raises(Busy):
         book.issue("alice", now_s=TICKET_LIFE_S - 1)
     book.issue("alice", now_s=TICKET_LIFE_S)
+
+
+class Hesitating(float):
+    """A time that does something else the first time that it is compared."""
+
+    def __new__(cls, now_s: float, meanwhile: Callable[[], None]) -> Hesitating:
+        made = super().__new__(cls, now_s)
+        made.meanwhile = [meanwhile]
+        return made
+
+    meanwhile: list[Callable[[], None]]
+
+    def __lt__(self, other: float) -> bool:
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        return float(self) < other
+
+
+def test_tickets_are_issued_and_redeemed_by_threads_at_once() -> None:
+    book = TicketBook()
+    book.issue("expired", now_s=0.0)
+    good = book.issue("alice", now_s=20.0)
+    redeemed: list[str] = []
+    other = threading.Thread(
+        target=lambda: redeemed.append(book.redeem(good, now_s=TICKET_LIFE_S + 1))
+    )
+
+    def meanwhile() -> None:
+        other.start()
+        other.join(0.1)  # it has to wait for us, so this never sees its end
+
+    # Both find the expired ticket; without a lock the second to forget it fails.
+    book.issue("bob", now_s=Hesitating(TICKET_LIFE_S + 1, meanwhile))
+    other.join()
+    assert redeemed == ["alice"]
 
 
 def register(registry: TargetRegistry, owner: TargetOwner, length: int = LENGTH) -> Target:

@@ -220,6 +220,7 @@ def _miscounts(extents: Extents, held: Extents, claims: Claims) -> dict[int, tup
 
 def _repair_places(engine: LocalEngine, places: _Places, findings: _Findings) -> None:
     """Drop what cannot be right. Counts come first: they say which extents a drop empties."""
+    engine.forget_lost()  # of what the scan dropped, while its extents are still its own
     _recount(engine, places)
     for version in places.impossible:
         findings.dropped += _drop(engine, version, ())  # no extent counts it
@@ -232,13 +233,15 @@ def _repair_places(engine: LocalEngine, places: _Places, findings: _Findings) ->
 
 
 def _recount(engine: LocalEngine, places: _Places) -> None:
-    """Correct how many objects memory counts in an extent, by what it was wrong by."""
+    """Correct how many objects memory counts in an extent, by what it was wrong by. Where that
+    changed meanwhile, the next check will see.
+    """
     holdings = engine.holdings
     with engine.changing, holdings.lock:
         rows = holdings.extents.rows
         for number, (row, missing) in places.miscounts.items():
             now = rows[number]
-            is_same = all(now[name] == row[name] for name in _IDENTITY)
+            is_same = all(now[name] == row[name] for name in (*_IDENTITY, "live_slots"))
             if is_same and not now["is_freed"]:
                 rows["live_slots"][number] = max(0, int(now["live_slots"]) + missing)
 

@@ -295,6 +295,32 @@ class Holdings:
                         empty.append(number)
         return empty
 
+    def forget_lost(self, numbers: Sequence[int]) -> list[int]:
+        """The index has lost these, and what it knew of them; returns the extents that nobody
+        lives in now. Of an object in several runs that is the first: a check finds the others.
+        """
+        empty: list[int] = []
+        with self.lock:
+            objects = self.objects.rows
+            for number in numbers:
+                if number >= len(self.objects.used) or not objects["is_used"][number]:
+                    continue
+                row = objects[number].copy()
+                self.objects.remove(number)
+                bucket, size_bytes = int(row["bucket"]), int(row["size_bytes"])
+                self.stored_bytes[bucket] = self.stored_bytes.get(bucket, 0) - size_bytes
+                if size_bytes and not self._count_live(int(row["extent"])):
+                    empty.append(int(row["extent"]))
+        return empty
+
+    def _count_live(self, extent: int) -> int:
+        """Count who lives in an extent anew."""
+        objects = self.objects.used
+        lives = objects["is_used"] & (objects["extent"] == extent) & (objects["size_bytes"] > 0)
+        count = int(lives.sum())
+        self.extents.rows["live_slots"][extent] = count
+        return count
+
     def emptied_by(self, versions: Sequence[Version]) -> list[int]:
         """Extents in which nobody lives but these versions."""
         leaving = Counter(number for version in versions for number in version.extents)

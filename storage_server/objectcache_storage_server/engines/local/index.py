@@ -58,6 +58,7 @@ class LocalIndex:
         self._sync_lock = threading.Lock()
         self._synced_commit = 0
         self._has_lost_sync = False
+        self._lost: set[int] = set()
         self._users = _Users()
         with translated("open the index", folder), contextlib.ExitStack() as opened:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,10 +128,21 @@ class LocalIndex:
                     change.drop_met()
                     if not from_reserve:
                         self._check_room(txn)
+                self._lost |= change.lost
             if durable:
                 self._sync()
         for name in change.dropped:
             self._on_damage(name, "its index row does not match its checksum")
+
+    def take_lost(self) -> list[int]:
+        """Numbers of the objects that were dropped as damaged since the last call. A number may be
+        another object's by now.
+        """
+        if not self._lost:
+            return []
+        with self._write_lock:
+            lost, self._lost = self._lost, set()
+        return sorted(lost)
 
     def sync(self) -> None:
         """Make every commit so far durable."""

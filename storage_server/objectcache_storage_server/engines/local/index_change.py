@@ -54,6 +54,7 @@ class IndexChange(IndexView):
     def __init__(self, txn: lmdb.Transaction[bytes], databases: Databases) -> None:
         super().__init__(txn, databases)
         self.dropped: list[str] = []  # keys of damaged rows, and what else was damaged
+        self.lost: set[int] = set()  # numbers of the objects among them
         self.serial = txn.id()
 
     def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, Version]:
@@ -165,6 +166,7 @@ class IndexChange(IndexView):
         gone = {
             each for each in damage.numbers if self._drop_if_damaged(self._databases.rows, each)
         }
+        self.lost |= gone
         if gone:
             self._drop_objects(
                 (version.bucket_number, version.info.key)
@@ -206,6 +208,7 @@ class IndexChange(IndexView):
         ]
         for raw in found:
             self._txn.delete(raw, db=self._databases.rows)
+            self.lost.add(int.from_bytes(raw, "big"))
 
     def _drop_if_damaged(self, database: Any, number: int) -> bool:
         stored = self._txn.get(raw_number(number), db=database)

@@ -90,6 +90,7 @@ class Upkeep:
     def _round(self, now_s: float) -> None:
         engine = self._engine
         engine.flusher.flush()
+        engine.forget_lost()
         if now_s - self._budget_s >= BUDGET_EVERY_S:
             self._budget_s = now_s
             self._measure_budget()

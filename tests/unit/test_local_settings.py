@@ -1,0 +1,189 @@
+"""Settings of the local engine: what each one changes, and which contradict each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from objectcache_schemas.errors import InvalidRequest, StorageFull, Unavailable
+from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.messages import ObjectAttributes
+from objectcache_storage_server.engines.base import StagedPut
+from objectcache_storage_server.engines.local.compactor import Compactor
+from objectcache_storage_server.engines.local.engine import LocalEngine
+from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
+from tests.contract.engine_suite import BUCKET, LAYOUT, content, put, read, staged_put
+from tests.contract.local_engines import small_local_engine
+
+
+class Store:
+    """One folder, opened again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._engine: LocalEngine | None = None
+
+    def open(self, **changes: object) -> LocalEngine:
+        self.close()
+        self._engine = small_local_engine(self.folder, **changes)  # type: ignore[arg-type]
+        if not self._engine.buckets():
+            self._engine.create_bucket(BUCKET)
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "data")
+    yield opened
+    opened.close()
+
+
+# --- space ---
+
+
+def test_capacity_reserve_bytes_are_left_to_others(store: Store) -> None:
+    engine = store.open(capacity_bytes=0, capacity_reserve_bytes=1 << 60)
+    assert engine.status().capacity_bytes == 0
+    with pytest.raises(StorageFull):
+        put(engine, "key", b"data")
+    engine = store.open(capacity_bytes=0, capacity_reserve_bytes=0)
+    put(engine, "key", b"data")
+    assert engine.status().capacity_bytes > 0
+
+
+def put_with_long_attributes(engine: LocalEngine, count: int) -> None:
+    """Objects that take no space but a page of the index each, about."""
+    attributes = ObjectAttributes(user_metadata={"note": "x" * 2000})
+    for keys in _batches(count):
+        engine.commit([staged_put(engine, key, b"", attributes=attributes) for key in keys])
+
+
+def _batches(count: int) -> Iterator[list[str]]:
+    for begin in range(0, count, 500):
+        yield [f"{number:06}" for number in range(begin, min(count, begin + 500))]
+
+
+@pytest.mark.parametrize(("index_bytes_max", "fits"), [(16 * MIB, False), (64 * MIB, True)])
+def test_the_index_grows_to_index_bytes_max_and_takes_deletes_then(
+    store: Store, index_bytes_max: int, fits: bool
+) -> None:
+    engine = store.open(index_bytes_max=index_bytes_max)
+    if fits:
+        put_with_long_attributes(engine, 5000)
+        assert engine.status().objects == 5000
+        return
+    with pytest.raises(StorageFull, match="index"):
+        put_with_long_attributes(engine, 5000)
+    stored = engine.status().objects
+    assert 1000 < stored < 5000
+    assert engine.delete(BUCKET.name, [f"{number:06}" for number in range(500)]) == 500
+    put(engine, "key", b"data")
+    assert read(engine, "key") == b"data"
+
+
+# --- paths ---
+
+
+def test_page_cache_fraction_is_the_part_that_extents_may_take(store: Store) -> None:
+    budgets = [
+        store.open(page_cache_bytes=-1, page_cache_fraction=fraction).status()
+        for fraction in (0.1, 0.9)
+    ]
+    small, large = (status.page_cache_budget_bytes for status in budgets)
+    if not large:
+        pytest.skip("this machine has no memory left")
+    assert small < large / 2  # by nine, less what others took meanwhile
+
+
+@pytest.mark.parametrize("direct_io", ["auto", "threads"])
+@pytest.mark.parametrize("direct_depth", [1, 3])
+def test_bytes_are_the_same_at_any_direct_depth(
+    store: Store, direct_io: str, direct_depth: int
+) -> None:
+    engine = store.open(page_cache_bytes=0, direct_io=direct_io, direct_depth=direct_depth)
+    if DevicePath.DIRECT not in engine.volume.paths:
+        pytest.skip("the file system has no direct path")
+    data = content("large", 3 * MIB + 123)
+    staged = engine.stage(BUCKET.name, "large", 64 * KIB)
+    for begin in range(0, len(data), 512 * KIB):
+        staged.write_at(begin, memoryview(data)[begin : begin + 512 * KIB])
+    engine.commit([StagedPut(staged, "etag")])
+    assert read(engine, "large") == data
+
+
+# --- compaction ---
+
+RATE = 32 * KIB  # half of what the largest extent of these chunks holds
+MOVE_BYTES_MAX = 16 * LAYOUT.chunk_bytes
+
+
+def test_chunks_are_moved_at_compaction_bytes_per_s_at_most(store: Store) -> None:
+    now_s = [1000.0]
+    engine = store.open(compaction_bytes_per_s=RATE, compaction_idle_s=1.0, clock=lambda: now_s[0])
+    engine.upkeep.close()  # so that nobody else moves anything
+    engine.set_layout(BUCKET.name, LAYOUT)
+    keys = [f"{number:03}" for number in range(128)]
+    for key in keys:
+        put(engine, key, content(key, LAYOUT.chunk_bytes), block_bytes=1024)
+    engine.open_many(BUCKET.name, keys, are_prefix=True).close()
+    now_s[0] += 60
+    compactor = Compactor(engine)
+    moved = [(now_s[0], 0)]
+    for seconds in itertools.chain([0.0, 1.0, 0.25, 0.25, 100.0, 0.0, 0.5], [1.0] * 40):
+        now_s[0] += seconds
+        compactor.round(now_s[0])
+        moved.append((now_s[0], compactor.moved_bytes))
+    for (begin_s, before), (end_s, after) in itertools.combinations(moved, 2):
+        # A second's worth is saved up at most, and the last move may overdraw by its size.
+        assert after - before <= RATE * (end_s - begin_s + 1) + MOVE_BYTES_MAX
+    assert moved[7][1] - moved[4][1] <= 2 * RATE + MOVE_BYTES_MAX  # a long pause saves up no more
+    assert moved[-1][1] == 128 * LAYOUT.chunk_bytes
+    assert all(read(engine, key) == content(key, LAYOUT.chunk_bytes) for key in keys)
+
+
+# --- contradictions ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"low_watermark": 0.9, "high_watermark": 0.8}, "storage.low_watermark"),
+        ({"extent_bytes_max": 16 * MIB, "data_file_bytes": 8 * MIB}, "storage.extent_bytes_max"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_by_name(
+    store: Store, changes: dict[str, object], named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=named.replace(".", r"\.")):
+        store.open(**changes)
+    assert not store.folder.exists()
+
+
+def test_watermarks_and_lengths_that_are_equal_are_no_contradiction(store: Store) -> None:
+    engine = store.open(
+        low_watermark=0.5, high_watermark=0.5, extent_bytes_max=8 * MIB, data_file_bytes=8 * MIB
+    )
+    put(engine, "key", b"data")
+    engine.upkeep.round()
+    assert read(engine, "key") == b"data"
+
+
+@pytest.mark.parametrize("kind", ["file", "null", "missing"])
+def test_an_nvme_device_that_is_none_is_refused_and_not_touched(store: Store, kind: str) -> None:
+    file = store.folder.parent / "disk"
+    file.write_bytes(b"precious")
+    device = {"file": file, "null": Path("/dev/null"), "missing": Path("/dev/ng99n99")}[kind]
+    with pytest.raises(Unavailable, match=str(device)):
+        store.open(nvme_device=str(device))
+    assert file.read_bytes() == b"precious"
+    engine = store.open()  # the folder serves data files still
+    put(engine, "key", b"data")
+    assert read(engine, "key") == b"data"

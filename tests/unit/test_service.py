@@ -1,0 +1,348 @@
+"""What the storage server's connections share: who is let in, how long, and what it is charged."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
+from objectcache_schemas.errors import Busy, InvalidRequest, NotFound, Unavailable, WireError
+from objectcache_schemas.frames import LENGTH
+from objectcache_schemas.limits import KIB, MIB, Limits
+from objectcache_schemas.messages import (
+    BucketInfo,
+    BucketPolicy,
+    CompleteUpload,
+    CreateUpload,
+    DeliveryAccepted,
+    DeliveryEnded,
+    KvGet,
+    Message,
+    ObjectAttributes,
+    PinObjects,
+    PutObject,
+    SendData,
+    SetPolicy,
+    StorageReply,
+    Stored,
+    Upload,
+)
+from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
+from objectcache_storage_server import multipart
+from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.gets import serve_kv_get
+from objectcache_storage_server.connections.operations import answer
+from objectcache_storage_server.connections.puts import serve_put_object
+from objectcache_storage_server.connections.server import StorageServer
+from objectcache_storage_server.connections.sessions import Session
+from objectcache_storage_server.connections.sockets import StreamSocket
+from objectcache_storage_server.engines.base import Engine
+from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.service import Service
+from objectcache_storage_server.testing import WrappedEngine
+from objectcache_storage_server.transports.body import BodyTransport
+from tests.contract.engine_suite import put
+from tests.storage_client import sealed_memory_file
+
+T = TypeVar("T")
+BUCKET = BucketInfo(name="bucket", owner="o", region="r", created_s=0.0)
+DEADLINE_S = 20.0
+_REPLY: msgspec.msgpack.Decoder[StorageReply] = msgspec.msgpack.Decoder(StorageReply)
+
+
+class Host:
+    """A service over the memory engine, and the two ends of one gateway connection."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        engine.create_bucket(BUCKET)
+        multipart.create_bucket(engine)
+        self.service = Service(settings, engine)
+        self.gateway, self.stream = self.connection()
+
+    def connection(self) -> tuple[socket.socket, StreamSocket]:
+        far, near = socket.socketpair()
+        far.settimeout(DEADLINE_S)
+        return far, StreamSocket(near)
+
+    async def reply(self, far: socket.socket) -> StorageReply | WireError:
+        """The next message at the gateway's end."""
+        return await asyncio.to_thread(_receive, far)
+
+
+def _receive(far: socket.socket) -> StorageReply | WireError:
+    (length,) = LENGTH.unpack(far.recv(LENGTH.size, socket.MSG_WAITALL))
+    return _REPLY.decode(far.recv(length, socket.MSG_WAITALL))
+
+
+@asynccontextmanager
+async def hosted(
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    server: ServerSettings = ServerSettings(),  # noqa: B008 - frozen
+    engine: Engine | None = None,
+    **storage: object,
+) -> AsyncGenerator[Host]:
+    changed = msgspec.convert(storage, StorageSettings)
+    host = Host(Settings(limits=limits, server=server, storage=changed), engine or MemoryEngine())
+    try:
+        yield host
+    finally:
+        host.gateway.close()
+        host.stream.close()
+        host.service.close()
+
+
+# --- checks ---
+
+
+@pytest.mark.asyncio
+async def test_one_check_of_a_store_runs_at_a_time() -> None:
+    async with hosted() as host, hosted() as other:
+        host.service.admit_check()
+        with pytest.raises(Busy, match="another check"):
+            host.service.admit_check()
+        other.service.admit_check()  # of another store
+        host.service.end_check()
+        host.service.admit_check()
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_stops_begins_no_check() -> None:
+    async with hosted() as host:
+        host.service.draining = True
+        with pytest.raises(Unavailable):
+            host.service.admit_check()
+
+
+# --- hidden buckets ---
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "request_",
+    [
+        SetPolicy(bucket=multipart.BUCKET, policy=BucketPolicy(ttl_s=1.0)),
+        PinObjects(bucket=multipart.BUCKET, keys=("key",), pinned=True),
+        SetPolicy(bucket=".", policy=BucketPolicy()),
+    ],
+)
+async def test_the_servers_own_buckets_are_nobodys_to_operate(request_: Message) -> None:
+    async with hosted() as host:
+        with pytest.raises(NotFound) as caught:
+            answer(host.service, request_)  # type: ignore[arg-type]
+        assert caught.value.code == "NoSuchBucket"
+
+
+# --- puts ---
+
+
+def put_of(size_bytes: int | None) -> PutObject:
+    return PutObject(bucket=BUCKET.name, key="key", size_bytes=size_bytes)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("object_bytes_max", "put_staging_bytes_max", "left_bytes"),
+    [(60_000, 100_000, 40_000), (200_000, 100_000, 0)],
+)
+async def test_a_put_of_unknown_length_counts_as_the_largest_that_it_may_become(
+    object_bytes_max: int, put_staging_bytes_max: int, left_bytes: int
+) -> None:
+    limits = Limits(object_bytes_max=object_bytes_max)
+    async with hosted(limits, put_staging_bytes_max=put_staging_bytes_max) as host:
+        service = host.service
+        putting = asyncio.create_task(
+            serve_put_object(service, Conversation(host.stream), put_of(None))
+        )
+        assert isinstance(await host.reply(host.gateway), SendData)
+        with pytest.raises(Busy, match=r"storage\.put_staging_bytes_max"):
+            service.admit_put(left_bytes + 1)
+        service.admit_put(left_bytes)
+        service.end_put(left_bytes)
+        putting.cancel()
+        await asyncio.wait([putting])
+        service.admit_put(put_staging_bytes_max)  # all of it is given back
+
+
+@pytest.mark.asyncio
+async def test_a_put_that_could_never_be_staged_is_too_large_and_not_too_early() -> None:
+    async with hosted(put_staging_bytes_max=1000, puts_max=1) as host:
+        with pytest.raises(InvalidRequest) as caught:
+            host.service.admit_put(1001)
+        assert caught.value.code == "EntityTooLarge"
+        host.service.admit_put(1000)
+        with pytest.raises(Busy, match=r"storage\.puts_max"):
+            host.service.admit_put(0)
+
+
+@pytest.mark.asyncio
+async def test_a_put_beyond_the_largest_object_is_refused_before_its_data() -> None:
+    async with hosted(Limits(object_bytes_max=1000)) as host:
+        with pytest.raises(InvalidRequest, match=r"limits\.object_bytes_max") as caught:
+            await serve_put_object(host.service, Conversation(host.stream), put_of(1001))
+        assert caught.value.code == "EntityTooLarge"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("joined_object_bytes_max", [9, 10])
+async def test_parts_are_joined_up_to_the_largest_joined_object(
+    joined_object_bytes_max: int,
+) -> None:
+    limits = Limits(joined_object_bytes_max=joined_object_bytes_max)
+    async with hosted(limits) as host:
+        service, data = host.service, b"ten bytes."
+        create = CreateUpload(bucket=BUCKET.name, key="key", attributes=ObjectAttributes())
+        upload = answer(service, create)
+        assert isinstance(upload, Upload)
+        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
+        part = multipart.part_key(upload.info.upload_id, 1)
+        put(service.engine, part, data, bucket=multipart.BUCKET, etag=etag)
+        complete = CompleteUpload(
+            bucket=BUCKET.name, key="key", upload_id=upload.info.upload_id, parts=((1, etag),)
+        )
+        if joined_object_bytes_max == len(data):
+            joined = answer(service, complete)
+            assert isinstance(joined, Stored)
+            assert joined.info.size_bytes == len(data)
+            return
+        with pytest.raises(InvalidRequest, match=r"limits\.joined_object_bytes_max") as caught:
+            answer(service, complete)
+        assert caught.value.code == "EntityTooLarge"
+
+
+# --- deliveries ---
+
+SMALL = Descriptor(("chunk",), 4, 16, 64 * KIB, DeliveryMode.LAYERWISE)
+LARGE = Descriptor(("chunk",), 2, 16, 512 * KIB, DeliveryMode.LAYERWISE)
+
+
+async def deliver_into_target(host: Host, asked: Descriptor) -> DeliveryEnded:
+    """How a delivery of one chunk of zeros into a client's memory ended."""
+    service, length_bytes = host.service, asked.chunk_bytes
+    put(service.engine, "chunk", bytes(length_bytes), block_bytes=asked.per_layer_chunk_bytes)
+    client, near = host.connection()
+    session = Session("alice", near)
+    file = sealed_memory_file(length_bytes)
+    target = service.registry.register(session, file, length_bytes)
+    os.close(file)
+    where = MemoryTarget(
+        transport="shared_memory",
+        target_id=target.target_id,
+        offset_bytes=0,
+        length_bytes=length_bytes,
+        tag=1,
+    )
+    descriptor = dataclasses.replace(asked, rdma_target=where).to_bytes()
+    request = KvGet(bucket=BUCKET.name, identity="alice", request_id="r", descriptor=descriptor)
+    await serve_kv_get(service, Conversation(host.stream), request)
+    assert isinstance(await host.reply(host.gateway), DeliveryAccepted)
+    ended = await host.reply(host.gateway)
+    assert isinstance(ended, DeliveryEnded)
+    assert not target.leases
+    service.registry.release(target, lambda: None)
+    near.close()
+    client.close()
+    return ended
+
+
+@pytest.mark.asyncio
+async def test_a_delivery_into_a_target_that_nobody_reads_for_ends_at_its_timeout() -> None:
+    async with hosted(delivery_timeout_s=0.01) as host:
+        host.service.dispatcher.close()  # no reader thread is left
+        ended = await deliver_into_target(host, SMALL)
+        assert ended.error is not None
+        assert "storage.delivery_timeout_s" in ended.error.message
+        assert (ended.payload_bytes, ended.failed_layer) == (0, 0)
+
+
+class CountingReads(WrappedEngine):
+    """The memory engine, which tells how long each fragment was."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryEngine())
+        self.lengths: list[int] = []
+
+    def call(self, operation: str, size_bytes: int, action: Callable[[], T]) -> T:
+        if operation == "read_many":
+            self.lengths.append(size_bytes)
+        return super().call(operation, size_bytes, action)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("reader_threads", "fragment_bytes_max", "expected_bytes"),
+    [(1, 128 * KIB, 128 * KIB), (1, 512 * KIB, 256 * KIB), (2, 512 * KIB, 128 * KIB)],
+)
+async def test_fragments_into_a_target_are_large_but_leave_two_of_a_layer_to_each_reader(
+    reader_threads: int, fragment_bytes_max: int, expected_bytes: int
+) -> None:
+    engine = CountingReads()
+    async with hosted(
+        engine=engine,
+        fragment_bytes=64 * KIB,
+        target_fragment_bytes_max=fragment_bytes_max,
+        reader_threads=reader_threads,
+    ) as host:
+        await deliver_into_target(host, LARGE)
+        assert set(engine.lengths) == {expected_bytes}
+        assert sum(engine.lengths) == LARGE.chunk_bytes
+        assert host.service.reader_threads == reader_threads
+
+
+@given(st.integers(1, 64 * KIB), st.lists(st.integers(1, 64 * KIB), max_size=20))
+def test_no_buffer_takes_more_memory_than_it_is_charged(
+    buffer_bytes: int, lengths: list[int]
+) -> None:
+    pool = BufferPool(buffer_bytes, 64 * MIB)
+    for length_bytes in lengths:
+        view = pool.take(min(length_bytes, buffer_bytes))
+        assert memoryview(view.obj).nbytes <= pool.charged_bytes(len(view))
+        pool.put(view)
+    assert pool.charged_bytes(sum(lengths)) >= sum(lengths)
+
+
+@pytest.mark.asyncio
+async def test_a_buffer_that_is_not_full_takes_its_whole_share_of_a_grant() -> None:
+    pool = BufferPool(1000, 10_000)
+    transport = BodyTransport(pool, pool.grant(2000), lambda: None)
+    assert transport.reserve(0, 600)
+    assert transport.reserve(600, 600)
+    assert not transport.reserve(1200, 100)  # though only 1,200 bytes are wanted so far
+    transport.release()
+    assert pool.promised_bytes == 0
+
+
+# --- sockets ---
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["600", "660"])
+async def test_the_target_socket_is_open_to_whom_its_mode_says(mode: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerSettings(data_dir=folder, run_dir=folder)
+        async with hosted(server=server, target_socket_mode=mode) as host:
+            listening = StorageServer(host.service)
+            await listening.start()
+            await asyncio.sleep(0)  # its tasks own the sockets from their first turn on
+            found = [
+                stat.S_IMODE(os.stat(path).st_mode)
+                for path in (
+                    host.service.settings.target_socket,
+                    host.service.settings.storage_socket,
+                )
+            ]
+            await listening.drain(timeout_s=0.0)
+    assert found == [int(mode, 8), 0o600]

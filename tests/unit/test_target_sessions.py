@@ -1,0 +1,172 @@
+"""Sessions on the target socket that end in the middle of something."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from objectcache_schemas.errors import DeliveryFailed
+from objectcache_schemas.frames import LENGTH, encode_frame
+from objectcache_schemas.messages import (
+    PROTOCOL_VERSION,
+    DeliveryFailure,
+    JoinSession,
+    LayersReady,
+    RegisterTarget,
+    SessionJoined,
+    TargetEvent,
+)
+from objectcache_storage_server.connections.sessions import (
+    UNSENT_BYTES_MAX,
+    Session,
+    SessionServer,
+)
+from objectcache_storage_server.connections.sockets import StreamSocket
+from objectcache_storage_server.targets import Target, TargetOwner, TargetRegistry
+from objectcache_storage_server.tickets import TicketBook
+from tests.storage_client import sealed_memory_file
+
+DEADLINE_S = 20.0
+LENGTH_BYTES = 1 << 16
+_EVENT: msgspec.msgpack.Decoder[TargetEvent] = msgspec.msgpack.Decoder(TargetEvent)
+
+
+class GatedRegistry(TargetRegistry):
+    """Registers a target only when `gate` is set, and tells whose session asked."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 30)
+        self.registering, self.gate = threading.Event(), threading.Event()
+        self.session: Session | None = None
+
+    def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> Target:
+        assert isinstance(owner, Session)
+        self.session = owner
+        self.registering.set()
+        assert self.gate.wait(DEADLINE_S)
+        return super().register(owner, descriptor, length_bytes)
+
+
+class Joined:
+    """A client's end of a session that is being served."""
+
+    def __init__(self) -> None:
+        self.registry = GatedRegistry()
+        tickets = TicketBook()
+        self.client, near = socket.socketpair()
+        self.client.settimeout(DEADLINE_S)
+        self.stream = StreamSocket(near)
+        server = SessionServer(self.registry, tickets, sessions_max=1)
+        self.serving = asyncio.create_task(server.serve(self.stream))
+        ticket = tickets.issue("alice", time.monotonic())
+        self.client.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=ticket)))
+
+    def event(self) -> TargetEvent:
+        """The next message to the client."""
+        (length,) = LENGTH.unpack(self.client.recv(LENGTH.size, socket.MSG_WAITALL))
+        return _EVENT.decode(self.client.recv(length, socket.MSG_WAITALL))
+
+    async def register(self) -> Session:
+        """Have the server stand in the middle of a registration; returns its session."""
+        assert isinstance(await asyncio.to_thread(self.event), SessionJoined)
+        descriptor = sealed_memory_file(LENGTH_BYTES)
+        frame = encode_frame(RegisterTarget(length_bytes=LENGTH_BYTES))
+        socket.send_fds(self.client, [frame], [descriptor])
+        os.close(descriptor)
+        assert await asyncio.to_thread(self.registry.registering.wait, DEADLINE_S)
+        assert self.registry.session is not None
+        return self.registry.session
+
+
+@asynccontextmanager
+async def joined() -> AsyncGenerator[Joined]:
+    session = Joined()
+    try:
+        yield session
+    finally:
+        session.registry.gate.set()
+        session.client.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(session.serving, return_exceptions=True)
+        session.stream.close()
+
+
+async def turns_of_the_loop() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def hang_up(client: Joined, session: Session) -> None:
+    client.client.close()
+    session.post(LayersReady(tag=0, end_layer=1))  # which finds that out
+
+
+def stop_the_server(client: Joined, session: Session) -> None:
+    client.serving.cancel()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", [hang_up, stop_the_server])
+async def test_a_target_whose_session_ends_during_its_registration_is_let_go(
+    end: Callable[[Joined, Session], None],
+) -> None:
+    async with joined() as client:
+        session = await client.register()
+        end(client, session)
+        await turns_of_the_loop()
+        assert not client.serving.done()  # its thread still maps the memory
+        client.registry.gate.set()
+        await asyncio.wait([client.serving])
+        assert repr(client.registry) == "<TargetRegistry 0 targets>"
+        assert session.targets == {}
+
+
+def events(count: int) -> list[LayersReady]:
+    return [LayersReady(tag=tag, end_layer=1) for tag in range(count)]
+
+
+@pytest.mark.asyncio
+async def test_events_that_a_client_takes_late_come_whole_and_in_order() -> None:
+    posted = events(5000)  # more than the socket holds
+    async with joined() as client:
+        session = await client.register()
+        for event in posted:
+            session.post(event)
+        taken = [await asyncio.to_thread(client.event) for _ in posted]
+        assert taken == posted
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_ends_before_its_events_were_taken_leaves_no_task_behind() -> None:
+    async with joined() as client:
+        session = await client.register()
+        for event in events(5000):
+            session.post(event)
+        await turns_of_the_loop()
+        client.registry.gate.set()
+        client.client.shutdown(socket.SHUT_WR)  # it says no more, and reads nothing either
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait([client.serving])
+        assert asyncio.all_tasks() - {client.serving} == {asyncio.current_task()}
+
+
+@pytest.mark.asyncio
+async def test_a_client_too_far_behind_its_events_is_gone() -> None:
+    async with joined() as client:
+        session = await client.register()
+        client.registry.gate.set()
+        error = DeliveryFailed("x" * 60_000).to_wire()
+        for _ in range(2 * UNSENT_BYTES_MAX // 60_000):
+            session.post(DeliveryFailure(tag=0, failed_layer=0, error=error))
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait([client.serving])
+        assert client.serving.exception() is None
+        assert repr(client.registry) == "<TargetRegistry 0 targets>"
