@@ -6,13 +6,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import aiohttp
-import boto3
-from botocore.config import Config
 from yarl import URL
 
+from benchmarks.bench import Bench
 from benchmarks.measure import (
     COPY_BYTES_PER_S_PER_THREAD,
     HTTP_ROUND_TRIP_S,
@@ -22,9 +20,10 @@ from benchmarks.measure import (
     Samples,
     milliseconds,
 )
-from benchmarks.prefix import LAYERS, Geometry, put_prefix
+from benchmarks.prefix import LAYERS, Geometry
 from benchmarks.server import Server
 from objectcache import KvBucket
+from objectcache.replay.kv_bytes import KvBytes
 
 GROUP = "Until an engine can begin: the first layer of a prefix"
 BUCKET = "first-layer"
@@ -41,20 +40,20 @@ AIOHTTP_RANGES = f"aiohttp, ranges of layer 0, {CONCURRENCY} at once"
 AIOHTTP_ALL_RANGES = f"aiohttp, ranges of all layers, {CONCURRENCY} at once"
 
 
-def measure_first_layer(server: Server, chunk_count: int, repeats: int) -> Iterator[Row]:
+def measure_first_layer(bench: Bench) -> Iterator[Row]:
     """Rows for both transports and for four ways of reading the objects as plain S3."""
-    chunk_bytes = Geometry(16, 0).chunk_bytes
-    geometry = Geometry(16, chunk_count * chunk_bytes)
+    geometry, repeats = Geometry(16, bench.scale.first_layer_chunks), bench.scale.repeats
     keys = geometry.keys()
     samples = Samples()
-    with server.client() as client:
-        bucket = client.kv_bucket(BUCKET, geometry.layout(), create=True)
-        put_prefix(bucket, geometry, keys)
-        for repeat in range(repeats + 1):
-            for transport in OURS_FIRST:
-                _sample_ours(samples, bucket, keys, transport, warm=repeat > 0)
-    _sample_boto3(samples, server, geometry, keys, repeats)
-    asyncio.run(_sample_aiohttp(samples, server, geometry, keys, repeats))
+    with bench.server() as server:
+        with server.client() as client:
+            bucket = client.kv_bucket(BUCKET, geometry.layout(), create=True)
+            bucket.put(keys, KvBytes(geometry.layout()).chunks(keys))
+            for repeat in range(repeats + 1):
+                for transport in OURS_FIRST:
+                    _sample_ours(samples, bucket, keys, transport, warm=repeat > 0)
+        _sample_boto3(samples, server, geometry, keys, repeats)
+        asyncio.run(_sample_aiohttp(samples, server, geometry, keys, repeats))
     yield from _rows(samples, geometry)
 
 
@@ -72,25 +71,10 @@ def _sample_ours(
         samples.add(OURS_LAST[transport], last_s)
 
 
-def _s3_client(server: Server) -> Any:
-    return boto3.client(
-        "s3",
-        endpoint_url=server.endpoint,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name="us-east-1",
-        config=Config(
-            signature_version="s3v4",
-            max_pool_connections=CONCURRENCY,
-            s3={"addressing_style": "path"},
-        ),
-    )
-
-
 def _sample_boto3(
     samples: Samples, server: Server, geometry: Geometry, keys: Sequence[str], repeats: int
 ) -> None:
-    s3 = _s3_client(server)
+    s3 = server.s3(CONCURRENCY)
     layer_range = f"bytes=0-{geometry.slice_bytes - 1}"
 
     def whole(key: str) -> None:
@@ -111,7 +95,7 @@ async def _sample_aiohttp(
     samples: Samples, server: Server, geometry: Geometry, keys: Sequence[str], repeats: int
 ) -> None:
     """The leanest ordinary client: signed URLs made beforehand, one event loop, no SDK."""
-    s3 = _s3_client(server)
+    s3 = server.s3(CONCURRENCY)
     parameters = [{"Bucket": BUCKET, "Key": key} for key in keys]
     urls = [
         URL(s3.generate_presigned_url("get_object", some, URL_EXPIRES_S), encoded=True)

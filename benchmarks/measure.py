@@ -15,6 +15,7 @@ from objectcache_schemas.limits import GIB
 COPY_BYTES_PER_S_PER_THREAD = 5 * GIB
 LOOPBACK_BYTES_PER_S = 3 * GIB
 DISK_WRITE_BYTES_PER_S = 1 * GIB
+DEVICE_READ_BYTES_PER_S = 2 * GIB
 HTTP_ROUND_TRIP_S = 0.001
 SDK_REQUEST_S = 0.002  # boto3's own work for one request, which threads do not share
 KEY_PARSE_S = 0.5e-6  # decode and check one key in Python
@@ -56,7 +57,7 @@ class Row:
 
     @property
     def _higher_is_better(self) -> bool:
-        return self.unit.endswith("/s")
+        return self.unit.endswith(("/s", "%"))
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.bench import Bench
 from benchmarks.measure import KEY_PARSE_S, Row, Samples, milliseconds
 from benchmarks.prefix import LAYERS, Geometry
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
@@ -18,9 +19,9 @@ GOAL_MS = 50.0
 PARSED, FIRST_LAYER = "parsed, checked and planned", "and the reads of the first layer"
 
 
-def measure_planning(repeats: int) -> Iterator[Row]:
+def measure_planning(bench: Bench) -> Iterator[Row]:
     """Rows for the plan, and for the plan with the reads of one layer worked out."""
-    geometry = Geometry(16, CHUNK_COUNT * Geometry(16, 0).chunk_bytes)
+    geometry = Geometry(16, CHUNK_COUNT)
     data = Descriptor(
         tuple(geometry.keys()), LAYERS, geometry.chunk_tokens, geometry.slice_bytes
     ).to_bytes()
@@ -39,7 +40,7 @@ def measure_planning(repeats: int) -> Iterator[Row]:
             planned.reads(fragment)
 
     samples = Samples()
-    for _ in range(repeats):
+    for _ in range(bench.scale.repeats):
         samples.take(PARSED, plan)
         samples.take(FIRST_LAYER, plan_first_layer)
     for name, goal in ((PARSED, f"at most 1 ({GOAL_MS:g} ms)"), (FIRST_LAYER, "")):

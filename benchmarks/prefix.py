@@ -1,91 +1,91 @@
-"""A stored prefix of Llama 3.1 8B's shape at a chunk granularity, and where its bytes lie."""
+"""A prefix of a model's shape at a chunk granularity, its keys, and its bytes."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmarks.server import Server
 from objectcache import KvBucket, KvLayout
 from objectcache.replay.kv_bytes import KvBytes
 from objectcache_schemas.layout import rolling_keys
-from objectcache_schemas.limits import MIB
+from objectcache_schemas.limits import KIB
 
-SLICE_BYTES_PER_TOKEN = 4096  # 2 (K, V) x 8 KV heads x 128 wide x 2 bytes
+LLAMA_TOKEN_BYTES = 4096  # of a layer, Llama 3.1 8B: 2 (K, V) x 8 KV heads x 128 wide x 2 bytes
+MLA_TOKEN_BYTES = 1152  # of a layer, DeepSeek-V3: (512 latent + 64 rotary) x 2 bytes
 LAYERS = 32
-PUT_BYTES_MAX = 128 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A prefix of `payload_bytes` in chunks of `chunk_tokens`."""
+    """A prefix of `chunk_count` chunks of `chunk_tokens`, `token_bytes` a token and layer."""
 
     chunk_tokens: int
-    payload_bytes: int
+    chunk_count: int
+    token_bytes: int = LLAMA_TOKEN_BYTES
+    num_layers: int = LAYERS
 
     @property
     def slice_bytes(self) -> int:
         """Bytes of one layer of one chunk."""
-        return SLICE_BYTES_PER_TOKEN * self.chunk_tokens
+        return self.token_bytes * self.chunk_tokens
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of one chunk."""
-        return LAYERS * self.slice_bytes
+        return self.num_layers * self.slice_bytes
 
     @property
-    def chunk_count(self) -> int:
-        """Chunks of the prefix."""
-        return self.payload_bytes // self.chunk_bytes
+    def payload_bytes(self) -> int:
+        """Bytes of the prefix."""
+        return self.chunk_count * self.chunk_bytes
+
+    def in_chunks_of(self, chunk_tokens: int) -> Geometry:
+        """As many bytes in other chunks."""
+        chunk_count = self.chunk_count * self.chunk_tokens // chunk_tokens
+        return replace(self, chunk_tokens=chunk_tokens, chunk_count=chunk_count)
 
     def layout(self) -> KvLayout:
         """The bucket's layout."""
         return KvLayout(
-            num_layers=LAYERS,
+            num_layers=self.num_layers,
             chunk_tokens=self.chunk_tokens,
             per_layer_chunk_bytes=self.slice_bytes,
             dtype="float16",
             fingerprint="benchmark",
         )
 
-    def keys(self, count: int | None = None, series: int = 0) -> list[str]:
+    def keys(self, series: int = 0) -> list[str]:
         """Chunk keys; another series shares none."""
-        rows = [np.array([series, n], np.uint32) for n in range(count or self.chunk_count)]
+        rows = [np.array([series, n], np.uint32) for n in range(self.chunk_count)]
         return list(rolling_keys(self.layout().key_seed(), rows))
 
     def __str__(self) -> str:
-        return f"G={self.chunk_tokens}"
+        return f"G={self.chunk_tokens}, S={self.slice_bytes / KIB:g} KiB"
 
 
-def put_prefix(bucket: KvBucket, geometry: Geometry, keys: list[str]) -> None:
-    """Store the bytes that `check_layers` expects."""
+def fill_chunks(memory: npt.NDArray[np.uint8], geometry: Geometry, keys: list[str]) -> None:
+    """Lay the bytes that belong to `keys` in memory: uint8[chunk_count, num_layers, slice_bytes].
+
+    A few chunks at a time, so that no second prefix is in memory.
+    """
     kv = KvBytes(geometry.layout())
-    chunks_each = max(1, PUT_BYTES_MAX // geometry.chunk_bytes)
-    for first in range(0, len(keys), chunks_each):
-        some = keys[first : first + chunks_each]
-        bucket.put(some, kv.chunks(some))
+    for first in range(0, len(keys), 16):
+        memory[first : first + 16] = kv.chunks(keys[first : first + 16])
 
 
 def check_delivery(bucket: KvBucket, geometry: Geometry, keys: list[str], transport: str) -> None:
     """Fetch once, untimed, and stop the benchmark if a byte is wrong."""
-    kv = KvBytes(geometry.layout())
     for mode in ("layerwise", "chunkwise"):
         with bucket.fetch(keys, delivery=mode, transport=transport) as delivery:
             for layer, payload in delivery:
-                if kv.wrong_bytes(keys, layer, payload):
-                    raise SystemExit(f"{mode} over {transport}: layer {layer} holds wrong bytes")
+                check_layer(geometry, keys, layer, payload)
 
 
-def object_files(server: Server, geometry: Geometry) -> list[Path]:
-    """The files that hold this geometry's chunks, by their size."""
-    sizes = range(geometry.chunk_bytes, geometry.chunk_bytes + geometry.slice_bytes)
-    found = [
-        Path(folder) / name
-        for folder, _, names in os.walk(server.data_dir)
-        for name in names
-        if (Path(folder) / name).stat().st_size in sizes
-    ]
-    return sorted(found)
+def check_layer(
+    geometry: Geometry, keys: list[str], layer: int, payload: npt.NDArray[np.uint8]
+) -> None:
+    """Stop the benchmark if a byte of uint8[chunk_count, slice_bytes] is wrong."""
+    if KvBytes(geometry.layout()).wrong_bytes(keys, layer, payload):
+        raise SystemExit(f"layer {layer} of {geometry} was delivered with wrong bytes")

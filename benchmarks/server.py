@@ -1,4 +1,4 @@
-"""The server under measurement: `objectcache serve` in a temporary directory."""
+"""The server under measurement: `objectcache serve` in a directory of its own."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import boto3
 import psutil
+from botocore.config import Config
 
 from objectcache import Client
+from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.cli.credentials import read_credentials
+from objectcache_schemas.messages import BucketPolicy, Done, SetPolicy, Verification
+from objectcache_schemas.settings import Settings, load_settings
 
 STOP_TIMEOUT_S = 60.0
+DELETED_AT_ONCE = 1000  # S3's most
+QUIET = ("gateway.log_level=warning", "storage.log_level=warning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ class Server:
     endpoint: str
     access_key: str
     secret_key: str
-    data_dir: Path
+    settings: Settings
     storage_pid: int
 
     def client(self, transport: str = "auto") -> Client:
@@ -38,21 +46,46 @@ class Server:
             transport=transport,
         )
 
+    def s3(self, connections_max: int = 10) -> Any:
+        """A boto3 client of it."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name="us-east-1",
+            config=Config(
+                signature_version="s3v4",
+                max_pool_connections=connections_max,
+                s3={"addressing_style": "path"},
+            ),
+        )
+
+    def verify(self, bucket: str, verification: Verification) -> None:
+        """What deliveries of a bucket from here on compare with checksums."""
+        policy = BucketPolicy(verification=verification)
+        with closing(StorageSocket(self.settings)) as storage:
+            storage.ask(SetPolicy(bucket=bucket, policy=policy), Done)
+
+    def delete(self, bucket: str, keys: list[str]) -> None:
+        """Delete chunks; their space will be written again."""
+        s3 = self.s3()
+        for first in range(0, len(keys), DELETED_AT_ONCE):
+            objects = [{"Key": key} for key in keys[first : first + DELETED_AT_ONCE]]
+            s3.delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+        s3.close()
+
 
 @contextmanager
-def running_server(parent: Path | None) -> Generator[Server]:
-    """Start it on a free port with data below `parent`; stopped, and its data gone, at the end."""
-    with (
-        tempfile.TemporaryDirectory(prefix="objectcache-bench-", dir=parent) as directory,
-        tempfile.TemporaryDirectory(prefix="objectcache-") as run_dir,  # a socket's path is short
-    ):
-        data_dir = Path(directory) / "data"
+def running_server(folder: Path, *assignments: str) -> Generator[Server]:
+    """Start it on a free port with its data in `folder` and settings `section.key=value`."""
+    with tempfile.TemporaryDirectory(prefix="objectcache-") as run_dir:  # a socket's path is short
+        given = [f"server.data_dir={folder}", f"server.run_dir={run_dir}", *QUIET, *assignments]
+        flags = [word for assignment in given for word in ("--set", assignment)]
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "objectcache.cli", "serve"),
-                *("--data-dir", str(data_dir), "--listen", "127.0.0.1:0"),
-                *("--set", f"server.run_dir={run_dir}"),
-                *("--set", "gateway.log_level=warning", "--set", "storage.log_level=warning"),
+                *("--listen", "127.0.0.1:0", *flags),
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -60,8 +93,8 @@ def running_server(parent: Path | None) -> Generator[Server]:
         try:
             endpoint = _ready_url(process)
             storage_pid = _child_running(process.pid, "objectcache_storage_server")
-            keys = read_credentials(data_dir / "root-credentials")
-            yield Server(endpoint, *keys, data_dir, storage_pid)
+            keys = read_credentials(folder / "root-credentials")
+            yield Server(endpoint, *keys, load_settings(None, {}, given), storage_pid)
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=STOP_TIMEOUT_S)

@@ -7,9 +7,11 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.bench import Bench
 from benchmarks.measure import Row
-from benchmarks.prefix import Geometry
+from benchmarks.prefix import Geometry, fill_chunks
 from benchmarks.server import Server
+from objectcache import KvBucket, SharedMemoryTarget
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.settings import StorageSettings
 
@@ -17,47 +19,59 @@ GROUP = "Memory of the storage server"
 SAMPLE_INTERVAL_S = 0.002
 
 
-def measure_server_memory(server: Server, geometry: Geometry, repeats: int) -> Iterator[Row]:
+def measure_server_memory(bench: Bench) -> Iterator[Row]:
     """Peak of the process' own memory, by prefix length.
 
-    The prefix is the one that the deliveries left stored. The target is registered throughout, so
-    that what is subtracted for it does not change while it is looked at.
+    The target is registered throughout, so that what is subtracted for it does not change while it
+    is looked at.
     """
+    geometry = Geometry(16, bench.scale.chunk_count)
     keys = geometry.keys()
-    counts = sorted({max(1, len(keys) // 16), max(1, len(keys) // 4), len(keys)})
-    with server.client() as client:
-        bucket = client.kv_bucket(f"warm-{geometry.chunk_tokens}", geometry.layout())
+    with bench.server() as server, server.client() as client:
+        bucket = client.kv_bucket("memory", geometry.layout(), create=True)
         target = client.shared_memory_target(geometry.payload_bytes)
+        chunks = target.chunks(geometry.chunk_count, geometry.layout())
+        fill_chunks(chunks, geometry, keys)
+        bucket.put(keys, chunks)
         for transport in ("shared_memory", "body"):
-            shortest_mib: float | None = None
-            for count in counts:
-                with peak_of(server.storage_pid) as peak:
-                    for _ in range(repeats):
-                        with bucket.fetch(
-                            keys[:count],
-                            delivery="layerwise",
-                            transport=transport,
-                            target=target,
-                        ) as delivery:
-                            delivery.wait()
-                peak_mib = peak.peak_bytes / MIB
-                shortest_mib = shortest_mib or peak_mib
-                yield Row(
-                    group=GROUP,
-                    name=f"peak during {count} chunks, {transport}",
-                    unit="MiB",
-                    samples=(peak_mib,),
-                    ratio=peak_mib / shortest_mib,
-                    ratio_of=f"the peak during {counts[0]} chunks",
-                    goal="about 1",
-                    by_hand=f"{peak.idle_bytes / MIB:.0f} MiB before + "
-                    f"{StorageSettings().delivery_in_flight_bytes_max >> 20} MiB in flight",
-                    details={
-                        "payload_bytes": count * geometry.chunk_bytes,
-                        "idle_mib": peak.idle_bytes / MIB,
-                        "process_peak_rss_mib": memory_bytes(server.storage_pid, "VmHWM") / MIB,
-                    },
-                )
+            yield from _measure(server, bucket, target, keys, transport, bench.scale.repeats)
+
+
+def _measure(
+    server: Server,
+    bucket: KvBucket,
+    target: SharedMemoryTarget,
+    keys: list[str],
+    transport: str,
+    repeats: int,
+) -> Iterator[Row]:
+    counts = sorted({max(1, len(keys) // 16), max(1, len(keys) // 4), len(keys)})
+    shortest_mib: float | None = None
+    for count in counts:
+        with peak_of(server.storage_pid) as peak:
+            for _ in range(repeats):
+                with bucket.fetch(
+                    keys[:count], delivery="layerwise", transport=transport, target=target
+                ) as delivery:
+                    delivery.wait()
+        peak_mib = peak.peak_bytes / MIB
+        shortest_mib = shortest_mib or peak_mib
+        yield Row(
+            group=GROUP,
+            name=f"peak during {count} chunks, {transport}",
+            unit="MiB",
+            samples=(peak_mib,),
+            ratio=peak_mib / shortest_mib,
+            ratio_of=f"the peak during {counts[0]} chunks",
+            goal="about 1",
+            by_hand=f"{peak.idle_bytes / MIB:.0f} MiB before + "
+            f"{StorageSettings().delivery_in_flight_bytes_max >> 20} MiB in flight",
+            details={
+                "payload_bytes": count * bucket.layout.chunk_bytes,
+                "idle_mib": peak.idle_bytes / MIB,
+                "process_peak_rss_mib": memory_bytes(server.storage_pid, "VmHWM") / MIB,
+            },
+        )
 
 
 class Peak:

@@ -1,12 +1,19 @@
 """The arithmetic of the benchmark's results; nothing is timed here."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from benchmarks.__main__ import FULL, QUICK, volume_that_fits
-from benchmarks.measure import Row, rates
-from benchmarks.prefix import Geometry
+from benchmarks.__main__ import QUESTIONS, parse
+from benchmarks.device import DeviceLimit, Shape
+from benchmarks.measure import Row, Samples, rates
+from benchmarks.memory_group import MemoryGroup
+from benchmarks.page_cache_copy import FileRun
+from benchmarks.prefix import MLA_TOKEN_BYTES, Geometry
 from benchmarks.report import results_tables
-from objectcache_schemas.limits import GIB, MIB
+from benchmarks.scale import FULL, QUICK, scale_that_fits
+from objectcache_schemas.limits import GIB, KIB, MIB
 
 
 def row(unit: str, samples: tuple[float, ...], group: str = "group") -> Row:
@@ -28,21 +35,54 @@ def test_a_rate_is_bytes_by_seconds() -> None:
 
 
 def test_every_granularity_holds_the_same_bytes() -> None:
-    geometries = [Geometry(tokens, FULL.payload_bytes) for tokens in (16, 64, 256)]
+    small = Geometry(16, FULL.chunk_count)
+    geometries = [small.in_chunks_of(tokens) for tokens in (16, 64, 256)]
     assert [geometry.chunk_count for geometry in geometries] == [448, 112, 28]
-    assert {g.chunk_count * g.chunk_bytes for g in geometries} == {896 * MIB}
-    assert geometries[0].slice_bytes == 64 << 10
+    assert {geometry.payload_bytes for geometry in geometries} == {896 * MIB}
+    assert small.slice_bytes == 64 * KIB
+    assert Geometry(16, 1, MLA_TOKEN_BYTES).slice_bytes == 18 * KIB
 
 
-def test_the_volume_shrinks_to_memory_and_stays_whole_chunks_of_every_granularity() -> None:
-    assert volume_that_fits(FULL, 1000 * GIB) == FULL
-    small = volume_that_fits(FULL, 2 * GIB)
-    assert small.payload_bytes == 192 * MIB
-    assert small.payload_bytes % Geometry(256, 0).chunk_bytes == 0
-    assert volume_that_fits(QUICK, 0).payload_bytes == 32 * MIB
+def test_prefixes_shrink_to_memory_and_stay_whole_chunks_of_every_granularity() -> None:
+    assert scale_that_fits(FULL, 1000 * GIB) == FULL
+    small = scale_that_fits(FULL, 2 * GIB)
+    assert small.chunk_count == 128
+    assert Geometry(16, small.chunk_count).in_chunks_of(256).chunk_count == 8
+    assert scale_that_fits(QUICK, 0).chunk_count == 16
 
 
 def test_rows_of_a_group_stand_in_one_table() -> None:
     rows = [row("ms", (1.0,), "a"), row("ms", (2.0, 3.0), "a"), row("GiB/s", (1.0,), "b")]
     tables = list(results_tables(rows))
     assert [(table.title, table.row_count) for table in tables] == [("a", 2), ("b", 1)]
+
+
+def test_hits_are_better_the_more_there_are() -> None:
+    assert row("%", (10.0, 90.0)).best == 90.0
+
+
+def test_the_limit_of_a_device_is_the_shape_with_the_shortest_median() -> None:
+    shapes = (Shape(1, 8), Shape(4, 8))
+    seconds = {shapes[0]: 2.0, shapes[1]: 1.0, None: 3.0}
+    limit, samples = DeviceLimit("limit", shapes, seconds.__getitem__), Samples()
+    limit.take(samples)
+    best = limit.best(samples)
+    assert samples.median_s(best) == min(map(samples.median_s, samples.seconds))
+
+
+def test_pieces_of_a_file_leave_nothing_out() -> None:
+    run = FileRun(Path("data"), 5, 25)
+    assert run.pieces(10) == [run._replace(length_bytes=10), (run.file, 15, 10), (run.file, 25, 5)]
+
+
+def test_a_command_joins_its_memory_group_before_it_begins(tmp_path: Path) -> None:
+    words = MemoryGroup(tmp_path, 1).command(["echo", "two words"])
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == "two words\n"
+    assert int((tmp_path / "cgroup.procs").read_text()) > 0
+
+
+def test_single_questions_can_be_chosen() -> None:
+    assert parse(["--only", "cold", "--only", "puts"]).only == ["cold", "puts"]
+    assert parse([]).only is None
+    assert set(QUESTIONS) > {"cold", "puts"}
