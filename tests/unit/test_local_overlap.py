@@ -136,7 +136,7 @@ def test_a_device_that_changes_changes_the_choice(first: Rate, then: Rate) -> No
     simulation.run(4096)
     before = simulation.chooser.state
     simulation.rate = then
-    simulation.run(16 * 1024)
+    simulation.run(128 * 1024)
     assert {before, simulation.chooser.state} == {"intra", "cross"}
 
 
@@ -150,6 +150,7 @@ def test_a_change_that_hardly_shows_in_the_rate_is_found_in_time() -> None:
     while simulation.now_s < 1.2 * overlap.REMEASURE_S:
         assert simulation.chooser.state != "cross" or simulation.now_s > overlap.REMEASURE_S
         simulation.run(1024)
+    simulation.run(4096)
     assert simulation.chooser.state == "cross"
 
 

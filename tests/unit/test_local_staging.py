@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,8 @@ def test_an_object_reads_back_out_of_its_runs_whatever_its_blocks_and_pieces(
         volume = open_volume(Path(folder))
         holdings = Holdings(volume)
         holdings.load()
-        space = WriterSpace(holdings, lambda _: 0, PutBuffers(1 * MIB))
+        writers = ThreadPoolExecutor(1)
+        space = WriterSpace(holdings, lambda _: 0, PutBuffers(1 * MIB), writers)
         staged = StagedRun(space, "bucket", "key", block_bytes, run_kib_max * KIB)
         pieces: list[tuple[int, bytes]] = []
         begin = 0
@@ -78,6 +80,7 @@ def test_an_object_reads_back_out_of_its_runs_whatever_its_blocks_and_pieces(
         staged.finish()
         assert staged.size_bytes() == len(whole)
         assert bytes_of(staged, holdings, volume) == whole
+        writers.shutdown()
         staged.discard()
         assert holdings.allocated_bytes == 0
         volume.close()

@@ -128,6 +128,7 @@ class Compactor:
                 for index in range(len(versions)):
                     opened.read_into(index, 0, chunk)
                     prefix.write(index * geometry.chunk_bytes, chunk)
+            prefix.finish()
             engine.flush_extents([prefix.place(0)[0]])
             self._rename(versions, prefix)
         finally:

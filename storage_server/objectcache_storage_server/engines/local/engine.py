@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path as FilePath
 
 import msgspec
@@ -72,6 +73,7 @@ from objectcache_storage_server.engines.local.volumes.volume import Path, Volume
 from objectcache_storage_server.engines.object_files import lock_folder, sync_folder
 from objectcache_storage_server.engines.system_errors import as_our_error, translated
 
+WRITER_THREADS = 8  # puts whose bytes are on their way to the device
 DELETE_KEYS = 256  # of one transaction, which bounds what a delete on a full device needs
 
 log = logging.getLogger("objectcache.storage_server.engines.local")
@@ -118,8 +120,10 @@ class LocalEngine(Engine):
             self.extent_bytes_max = min(settings.extent_bytes_max, self.volume.segment_bytes)
             self.holdings = Holdings(self.volume)
             buffers = PutBuffers(settings.put_buffer_bytes_max)
-            self.space = WriterSpace(self.holdings, self._evict_for, buffers)
-            self.compaction_space = WriterSpace(self.holdings, lambda _: 0, buffers)
+            writers = ThreadPoolExecutor(WRITER_THREADS, "objectcache-write")
+            opened.callback(writers.shutdown)
+            self.space = WriterSpace(self.holdings, self._evict_for, buffers, writers)
+            self.compaction_space = WriterSpace(self.holdings, lambda _: 0, buffers, writers)
             self.path_use = PathUse(self.volume, settings.overlap)
             self.flusher = Flusher(self)
             recover(self)

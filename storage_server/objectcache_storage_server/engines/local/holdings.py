@@ -19,7 +19,7 @@ import numpy.typing as npt
 from objectcache_storage_server.engines.local.allocator import Allocator
 from objectcache_storage_server.engines.local.geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.records import Version
-from objectcache_storage_server.engines.local.residency.planner import count_reads
+from objectcache_storage_server.engines.local.residency.planner import count_reads, resident_bytes
 from objectcache_storage_server.engines.local.tables import (
     EXTENT_COLUMNS,
     OBJECT_COLUMNS,
@@ -62,6 +62,7 @@ class Holdings:
         numbers = np.flatnonzero(used["is_used"])
         self.allocator.take_all(used["offset_bytes"][numbers], used["length_bytes"][numbers])
         self.allocated_bytes = int(used["length_bytes"][numbers].sum())
+        self.resident_bytes = resident_bytes(used)
         live = objects[objects["is_used"]]
         np.add.at(extents["live_slots"], live["extent"][live["size_bytes"] > 0], 1)
         # Of an object in several runs the columns name only the first.

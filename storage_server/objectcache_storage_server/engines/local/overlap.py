@@ -109,6 +109,8 @@ class _Window:
 class OverlapChooser:
     """Measures intra, then cross, and keeps the better one until something changes. Pure.
 
+    Cross has to be better twice: where it is not, it makes readers wait for nothing.
+
     Not thread-safe: its gate calls it under a lock. Times are of one monotonic clock.
     """
 
@@ -117,6 +119,7 @@ class OverlapChooser:
         self._forced = forced
         self._overlap = forced or Overlap.INTRA  # what is used, measured or fixed
         self._is_measuring = forced is None
+        self._is_confirming = False
         self._phase_s = float("-inf")  # fragments that began before it are not measured
         self._warm_up = WARM_UP_FRAGMENTS
         self._cold_fragments = 0
@@ -195,10 +198,15 @@ class OverlapChooser:
         if self._overlap is Overlap.INTRA:
             self._intra_load = window.load
             self._begin_phase(Overlap.CROSS, now_s)
-        elif window.load.is_like(self._intra_load):
-            self._fix(self._better(), window.load, now_s)
-        else:
+        elif not window.load.is_like(self._intra_load):
             self._fix(Overlap.INTRA, None, now_s)  # the two rates cannot be compared
+        elif self._better() is Overlap.INTRA:
+            self._fix(Overlap.INTRA, window.load, now_s)
+        elif self._is_confirming:
+            self._fix(Overlap.CROSS, window.load, now_s)
+        else:  # what is noisy seldom says so twice
+            self._is_confirming = True
+            self._begin_phase(Overlap.INTRA, now_s)
 
     def _better(self) -> Overlap:
         intra, cross = (self.rates_bytes_per_s[overlap] or 0.0 for overlap in Overlap)
@@ -227,7 +235,7 @@ class OverlapChooser:
         return is_as_fast and load.is_like(self._fixed_load)
 
     def _fix(self, overlap: Overlap, load: _Load | None, now_s: float) -> None:
-        self._is_measuring = False
+        self._is_measuring = self._is_confirming = False
         self._fixed_s = now_s
         self._fixed_load = load
         self._bytes_since = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -29,12 +30,14 @@ class WriterSpace(ExtentSource):
         holdings: Holdings,
         evict: Callable[[int], int],
         buffers: PutBuffers,
+        writers: ThreadPoolExecutor,
     ) -> None:
         """`evict` takes the bytes of extents that are wanted, and returns those that came free."""
         self.volume = holdings.volume
         self._holdings = holdings
         self._evict = evict
         self._buffers = buffers
+        self._writers = writers
 
     def allocate(self, length_bytes: int, geometry: Geometry | None) -> int:
         """See `ExtentSource.allocate`."""
@@ -78,6 +81,10 @@ class WriterSpace(ExtentSource):
         """See `ExtentSource.write`."""
         with translated("write to the data files", "the volume"):
             self.volume.write(transfers, path)
+
+    def begin_write(self, transfers: Sequence[Transfer], path: Path) -> Future[None]:
+        """See `ExtentSource.begin_write`."""
+        return self._writers.submit(self.write, transfers, path)
 
     def take_buffer(self, length_bytes: int) -> Bytes | None:
         """See `ExtentSource.take_buffer`. Raises `Busy` where the device can only be written from

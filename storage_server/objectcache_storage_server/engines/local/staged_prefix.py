@@ -3,19 +3,23 @@
 Bytes arrive layer after layer or chunk after chunk; on the device they lie row after row. What
 arrives as a whole row goes out from the caller's memory; anything less is gathered first: a row
 where layers arrive, an extent where chunks do, so that the device sees long writes in either case.
-A put holds one row for each of its extents, or one extent.
+A put holds one row for each of its extents, or two extents: one is written while the next is
+gathered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from array import array
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from objectcache_schemas.errors import ObjectCacheError
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import block_checksums, slice_block_bytes
 from objectcache_storage_server.engines.local.geometry import Geometry
@@ -122,17 +126,20 @@ class _ExtentWriter:
             self._memory = None  # the next row may begin before this one is written
         return Transfer(self._offset_bytes + begin_bytes, memory)
 
-    def written(self) -> None:
-        """What `add` gave out was written: gathered memory that holds nothing is free again."""
-        if self._memory is not None and self._filled_bytes == 0:
-            memory, self._memory = self._memory, None
-            if self._gathering is Gathering.EXTENT:
-                self._source.return_buffer(memory)
+    @property
+    def gathers_extent(self) -> bool:
+        """Whether what it gives out is the whole extent, from memory of the source's."""
+        return self._gathering is Gathering.EXTENT
+
+    def return_memory(self) -> None:
+        """What was gathered is written, or given up: its memory is free again."""
+        memory, self._memory = self._memory, None
+        if memory is not None and self._gathering is Gathering.EXTENT:
+            self._source.return_buffer(memory)
 
     def end(self, *, keep: bool) -> None:
         """Nothing more is written."""
-        self._filled_bytes = 0
-        self.written()
+        self.return_memory()
         if self.number >= 0:
             self._source.end_writing(self.number, keep=keep)
             self.number = -1
@@ -152,7 +159,7 @@ class StagedChunk(LocalStaged):
         raise AssertionError("the chunks of a put are written through StagedPrefix.write")
 
     def finish(self) -> None:
-        self._prefix.check_complete()
+        self._prefix.finish()
 
     def size_bytes(self) -> int:
         return self._prefix.shape.chunk_bytes
@@ -207,32 +214,44 @@ class LocalStagedPrefix(StagedPrefix):
         self._kept = [False] * len(extents)
         self._ended = [False] * len(shape.keys)
         self._position_bytes = 0
+        self._being_written: tuple[_ExtentWriter, Future[None]] | None = None
         self._chunks_staged = [StagedChunk(self, index) for index in range(len(shape.keys))]
         self.staged = self._chunks_staged
 
     def write(self, position_bytes: int, data: memoryview) -> None:
         assert position_bytes == self._position_bytes, "the payload comes in order"
         assert position_bytes + len(data) <= self.shape.total_bytes, "more than the payload"
-        self._note_checksums(position_bytes, data)
-        touched: list[_ExtentWriter] = []
-        transfers: dict[Path, list[Transfer]] = {}
+        transfers: dict[Path, list[Transfer]] = {}  # from the caller's memory, or a row's
         pieces = self._rows if self.shape.layerwise else self._chunks
         for writer, transfer in pieces(position_bytes, data):
-            touched.append(writer)
-            if transfer is not None:
+            if transfer is None:
+                continue
+            if writer.gathers_extent:
+                self._begin_extent(writer, transfer)
+            else:
                 transfers.setdefault(writer.path, []).append(transfer)
-                if writer.geometry.slots > 1 and not self.shape.layerwise:
-                    self._send(transfers, touched)  # an extent's buffer serves the next extent
-        self._send(transfers, touched)
+        begun = [self._source.begin_write(batch, path) for path, batch in transfers.items()]
+        try:
+            self._note_checksums(position_bytes, data)  # while the device is busy
+        finally:
+            wait(begun)
+        for write in begun:
+            write.result()
         self._position_bytes += len(data)
 
-    def _send(self, transfers: dict[Path, list[Transfer]], touched: list[_ExtentWriter]) -> None:
-        for path, batch in transfers.items():
-            self._source.write(batch, path)
-        transfers.clear()
-        for writer in touched:
-            writer.written()
-        touched.clear()
+    def _begin_extent(self, writer: _ExtentWriter, transfer: Transfer) -> None:
+        """Write a gathered extent while the next one is gathered."""
+        self._settle()
+        self._being_written = (writer, self._source.begin_write([transfer], writer.path))
+
+    def _settle(self) -> None:
+        """Wait for the extent that is being written; raises what that raised."""
+        if self._being_written is not None:
+            (writer, write), self._being_written = self._being_written, None
+            try:
+                write.result()
+            finally:
+                writer.return_memory()
 
     def _rows(
         self, position_bytes: int, data: memoryview
@@ -290,8 +309,9 @@ class LocalStagedPrefix(StagedPrefix):
         layers, chunks = np.divmod(slices, len(self.shape.keys))
         self.checksums[chunks, layers * blocks_each + block] = sums
 
-    def check_complete(self) -> None:
-        """Assert that every byte of the payload was written."""
+    def finish(self) -> None:
+        """Wait for the device, and assert that every byte of the payload was written."""
+        self._settle()
         assert self._position_bytes == self.shape.total_bytes, "the put is torn"
 
     def place(self, index: int) -> tuple[int, int]:
@@ -322,6 +342,8 @@ class LocalStagedPrefix(StagedPrefix):
         """This chunk is through; with the last of its extent that nobody keeps, the space is."""
         if not self._ended[index]:
             self._ended[index] = True
+            with contextlib.suppress(ObjectCacheError):  # told already, or of no interest any more
+                self._settle()
             extent = index // self._slots_each
             self._open[extent] -= 1
             if self._open[extent] == 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +55,10 @@ class ExtentSource(Protocol):
 
     def write(self, transfers: Sequence[Transfer], path: Path) -> None:
         """Write to the volume; raises our errors."""
+        ...
+
+    def begin_write(self, transfers: Sequence[Transfer], path: Path) -> Future[None]:
+        """The same in another thread; the memory must stay as it is until then."""
         ...
 
     def take_buffer(self, length_bytes: int) -> Bytes | None:

@@ -56,6 +56,7 @@ class Upkeep:
         self._budget_s = self._uses_s = self._decayed_s = time.monotonic()
         self._stored_uses = engine.holdings.clock_of_uses
         self._measure_budget()
+        self._replan(self._decayed_s, moves_max=len(engine.holdings.extents))
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
 
@@ -120,7 +121,7 @@ class Upkeep:
             self.budget = settled_budget(self.budget, measured)
         self._engine.holdings.page_cache_budget_bytes = self.budget.bytes
 
-    def _replan(self, now_s: float) -> None:
+    def _replan(self, now_s: float, moves_max: int = MOVES_MAX) -> None:
         engine, holdings = self._engine, self._engine.holdings
         if len(engine.volume.paths) < len(Path):
             return
@@ -128,7 +129,7 @@ class Upkeep:
             decay(holdings.extents.used, now_s - self._decayed_s)
             extents = holdings.extents.used.copy()
         self._decayed_s = now_s
-        plan = replan(extents, self.budget.bytes, MOVES_MAX)
+        plan = replan(extents, self.budget.bytes, moves_max)
         for offset_bytes, length_bytes in holdings.set_paths(plan.to_direct.tolist(), Path.DIRECT):
             engine.volume.drop_cache(offset_bytes, length_bytes)
         holdings.set_paths(plan.to_page_cache.tolist(), Path.PAGE_CACHE)

@@ -178,10 +178,14 @@ class DataFiles(Volume):
         return 0
 
     def read_resident(self, transfer: Transfer) -> bool:
-        for file, offset, memory in self._located((transfer,)):
-            if _read_resident(file.buffered, offset, memory) < len(memory):
-                return False
-        return True
+        segment, begin = divmod(transfer.offset_bytes, self.segment_bytes)
+        memory = transfer.memory
+        if begin + len(memory) <= self.segment_bytes:  # as all are that lie in one extent
+            return _read_resident(self._file(segment).buffered, begin, memory) == len(memory)
+        return all(
+            _read_resident(file.buffered, offset, part) == len(part)
+            for file, offset, part in self._located((transfer,))
+        )
 
     def prefetch(self, offset_bytes: int, length_bytes: int) -> None:
         for offset, length in split_at(offset_bytes, length_bytes, self.segment_bytes):
