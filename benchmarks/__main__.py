@@ -73,6 +73,7 @@ def main() -> int:
     run: dict[str, object] = {"commit": commit(), "machine": machine(), "scale": scale}
     console = Console(stderr=True)
     rows: list[Row] = []
+    options.data_dir.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="objectcache-bench-", dir=options.data_dir) as folder,
         console.status("measuring") as status,
