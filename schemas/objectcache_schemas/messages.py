@@ -95,7 +95,7 @@ class Verification(enum.Enum):
     """Which slices are compared with their checksums when they are read."""
 
     FULL = "full"
-    SAMPLED = "sampled"  # one of 16, another one each time
+    SAMPLED = "sampled"  # one of 16, at random
     OFF = "off"
 
 

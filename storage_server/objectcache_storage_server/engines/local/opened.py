@@ -9,7 +9,6 @@ What begins or ends inside of a block is read with its block into memory of our 
 from __future__ import annotations
 
 import errno
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -212,15 +211,18 @@ class LocalOpenObjects(OpenObjects):
         placements: Sequence[Placement],
         extents: npt.NDArray[np.int64],
         verification: Verification,
+        sample: int,
     ) -> None:
-        """`placements` are those of the versions that are not None, in their order."""
+        """`placements` are those of the versions that are not None, in their order; `sample` says
+        which blocks are verified where not all are.
+        """
         self.infos = [version.info if version else None for version in versions]
         self._reader = reader
         self._sources = sources
         self._placements = placements
         self._extents: npt.NDArray[np.int64] | None = extents
         self._verification = verification
-        self._sample = itertools.count()
+        self._sample = sample
 
     def placements(self) -> Sequence[Placement]:
         assert None not in self.infos, "an object is not stored"
@@ -337,7 +339,8 @@ class LocalOpenObjects(OpenObjects):
                     raise _mismatch(piece, index)
                 begin = end
         elif self._verification is Verification.SAMPLED:
-            first = next(self._sample) % SAMPLE_BLOCKS
+            # Blocks are counted within their source, so that pieces of any size sample alike.
+            first = (self._sample - piece.first_block) % SAMPLE_BLOCKS
             for index in range(first, len(expected), SAMPLE_BLOCKS):
                 block = memory[index * block_bytes : (index + 1) * block_bytes]
                 if block_checksum(block) != expected[index]:

@@ -73,7 +73,9 @@ def open_sources(
     rows = holdings.pin(extents, [version.extents[0] for version in stored if version.extents])
     sources, placements = _lay_out(stored, _homes(numbers, rows))
     reader = _VolumeReader(holdings, path_use, on_failure)
-    return LocalOpenObjects(reader, versions, sources, placements, extents, verification)
+    return LocalOpenObjects(
+        reader, versions, sources, placements, extents, verification, path_use.sample()
+    )
 
 
 class _Home(NamedTuple):

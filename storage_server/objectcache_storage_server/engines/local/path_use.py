@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from objectcache_storage_server.engines.local.overlap import (
     GatedFragment,
@@ -15,6 +16,13 @@ from objectcache_storage_server.engines.local.overlap import (
 from objectcache_storage_server.engines.local.volumes.volume import Path, Transfer, Volume
 
 MISSED_MAX = 65_536  # ranges remembered; older ones are forgotten
+
+
+def _random_sample() -> int:
+    """Which blocks an opening verifies where not all are. Numbers in turn could fall into step with
+    who reads what.
+    """
+    return random.getrandbits(16)
 
 
 class PathCounts:
@@ -35,6 +43,7 @@ class PathUse:
         self.counts = {path: PathCounts() for path in Path}
         self._volume = volume
         self._lock = threading.Lock()
+        self.sample: Callable[[], int] = _random_sample
         self._missed: deque[tuple[int, int]] = deque(maxlen=MISSED_MAX)
 
     def fragment(self, length_bytes: int, path: Path) -> GatedFragment:
