@@ -67,6 +67,11 @@ class DeviceLimit:
         """The name of the shape with the shortest median."""
         return min(self._names, key=samples.median_s)
 
+    def best_of_fio(self, samples: Samples) -> str | None:
+        """The same among fio's shapes; None where there is no fio."""
+        names = [name for name, shape in self._names.items() if shape is not None]
+        return min(names, key=samples.median_s, default=None)
+
 
 def device_reads(file: Path, length_bytes: int, *, is_quick: bool) -> DeviceLimit:
     """Reads of the first bytes of a file."""

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -84,6 +85,14 @@ def timed(work: Callable[[], object]) -> float:
     begin_s = time.perf_counter()
     work()
     return time.perf_counter() - begin_s
+
+
+def device_read_bytes() -> int:
+    """Bytes that this process has had devices read, by /proc/self/io."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    raise LookupError("/proc/self/io has no read_bytes")
 
 
 def rates(seconds: Sequence[float], count_bytes: int) -> tuple[float, ...]:

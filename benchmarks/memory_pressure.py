@@ -1,14 +1,16 @@
 """A working set larger than the memory that a cgroup leaves for it, read again and again.
 
-The engine that divides extents between the page cache and the direct path stands beside the same
-engine with everything in the page cache, whose least-recently-used order loses what it has just
-read before it is read again.
+The engine that divides extents between the page cache and the direct path is to lose in proportion
+to what does not fit. Beside it stand plain buffered reads of the same bytes in the same order by as
+many threads, for which the kernel's least-recently-used order loses what it has just read before it
+is read again; and the same engine with everything on the page-cache path, and with nothing.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,19 +23,22 @@ from benchmarks.bench import Bench
 from benchmarks.measure import COPY_BYTES_PER_S_PER_THREAD, DEVICE_READ_BYTES_PER_S, Row, rates
 from benchmarks.memory_group import hierarchy, memory_group
 from benchmarks.prefix import Geometry, fill_chunks
-from benchmarks.pressed_reads import Reads
+from benchmarks.pressed_reads import BUFFERED, Reads
 from benchmarks.store import opened_store
 from benchmarks.warm import CACHED_BYTES
 from objectcache_schemas.limits import GIB, MIB
 
 PROCESS_BYTES = 80 * MIB  # the limit beyond its share of the working set: the process itself
 SHARES = (0.25, 0.5, 0.75, 1.5)  # of the working set; the last has room for all of it
-CONFIGURATIONS = {"budgeted": -1, "page cache alone": CACHED_BYTES}  # page_cache_bytes
+BUDGETED, ALL_CACHED = "budgeted", "all of it on the page-cache path"
+DIRECT_ALONE, PEER = "the direct path alone", "buffered reads"
+WAYS = {BUDGETED: "-1", ALL_CACHED: str(CACHED_BYTES), DIRECT_ALONE: "0", PEER: BUFFERED}
+IN_PROPORTION = 0.7  # of the rate that only what does not fit would cost
 TIMEOUT_S = 120.0
 
 
 def measure_memory_pressure(bench: Bench) -> Iterator[Row]:
-    """Rows for the rate and the hits of both configurations at each limit."""
+    """Rows for the rates of all ways to read, and for hits, at each limit."""
     geometry = Geometry(16, bench.scale.pressed_chunks)
     missing = hierarchy()
     if isinstance(missing, str):
@@ -41,12 +46,12 @@ def measure_memory_pressure(bench: Bench) -> Iterator[Row]:
         return
     with bench.place() as folder:
         _fill(folder / "store", geometry)
+        store = folder / "store"
+        # With room for everything this rate is the warm one.
+        warm = _read(store, geometry, max(SHARES), WAYS[ALL_CACHED], bench)
         for share in SHARES:
-            found = {
-                name: _read(folder / "store", geometry, share, page_cache_bytes, bench)
-                for name, page_cache_bytes in CONFIGURATIONS.items()
-            }
-            yield from _rows(geometry, share, found)
+            found = {name: _read(store, geometry, share, way, bench) for name, way in WAYS.items()}
+            yield from _rows(geometry, share, found, _bytes_per_s(warm))
 
 
 def _fill(folder: Path, geometry: Geometry) -> None:
@@ -59,15 +64,13 @@ def _fill(folder: Path, geometry: Geometry) -> None:
         store.put(geometry, keys, memoryview(memory))
 
 
-def _read(
-    folder: Path, geometry: Geometry, share: float, page_cache_bytes: int, bench: Bench
-) -> Reads:
+def _read(folder: Path, geometry: Geometry, share: float, way: str, bench: Bench) -> Reads:
     words = [
-        *(sys.executable, "-m", "benchmarks.pressed_reads", str(folder), str(page_cache_bytes)),
+        *(sys.executable, "-m", "benchmarks.pressed_reads", str(folder), way),
         *(str(geometry.chunk_count), str(bench.scale.pressed_rounds)),
     ]
     drop_cached(folder)  # what others have cached costs the group nothing
-    limit_bytes = PROCESS_BYTES + int(share * geometry.payload_bytes)
+    limit_bytes = _limit_bytes(geometry, share)
     with memory_group(limit_bytes) as group:
         done = subprocess.run(
             group.command(words), capture_output=True, timeout=TIMEOUT_S, check=False
@@ -85,41 +88,91 @@ def drop_cached(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _rows(geometry: Geometry, share: float, found: dict[str, Reads]) -> Iterator[Row]:
-    alone = _later_rates(found["page cache alone"])
+def in_proportion_s(
+    resident_bytes: float, rest_bytes: float, warm_bytes_per_s: float, direct_bytes_per_s: float
+) -> float:
+    """Seconds of a round that loses only what does not fit: the rest at the device's rate."""
+    return resident_bytes / warm_bytes_per_s + rest_bytes / direct_bytes_per_s
+
+
+def _rows(
+    geometry: Geometry, share: float, found: dict[str, Reads], warm_bytes_per_s: float
+) -> Iterator[Row]:
+    yield _in_proportion_row(geometry, share, found, warm_bytes_per_s)
     for name, reads in found.items():
-        details: dict[str, object] = {
-            "limit_bytes": PROCESS_BYTES + int(share * geometry.payload_bytes),
+        ratio = _bytes_per_s(reads) / _bytes_per_s(found[PEER])
+        shown = name if name == PEER else f"{name}, against {PEER}"
+        yield _rate_row(geometry, share, reads, shown, ratio, f"{PEER}, {share:.0%}")
+    for name in (BUDGETED, PEER):
+        yield _hits_row(geometry, share, found[name], name)
+
+
+def _in_proportion_row(
+    geometry: Geometry, share: float, found: dict[str, Reads], warm_bytes_per_s: float
+) -> Row:
+    reads = found[BUDGETED]
+    resident_bytes = statistics.median(each.resident_bytes for each in reads.rounds[1:])
+    resident_bytes = min(resident_bytes, geometry.payload_bytes)
+    rest_bytes = geometry.payload_bytes - resident_bytes
+    direct_bytes_per_s = _bytes_per_s(found[DIRECT_ALONE])
+    fair_s = in_proportion_s(resident_bytes, rest_bytes, warm_bytes_per_s, direct_bytes_per_s)
+    ratio = fair_s * _bytes_per_s(reads) / geometry.payload_bytes
+    held = f"{resident_bytes / MIB:.0f} MiB resident at the warm rate"
+    rest = f"{rest_bytes / MIB:.0f} MiB at the direct rate"
+    name, goal = f"{BUDGETED}, in proportion to what does not fit", f"at least {IN_PROPORTION}"
+    return _rate_row(geometry, share, reads, name, ratio, f"{held}, {rest}", goal)
+
+
+def _rate_row(
+    geometry: Geometry,
+    share: float,
+    reads: Reads,
+    name: str,
+    ratio: float,
+    ratio_of: str,
+    goal: str = "",
+) -> Row:
+    return Row(
+        group=_group(geometry),
+        name=f"memory for {share:.0%}: {name}",
+        unit="GiB/s",
+        samples=_later_rates(reads),
+        ratio=ratio,
+        ratio_of=ratio_of,
+        goal=goal,
+        by_hand=_rate_by_hand(share),
+        details={
+            "limit_bytes": _limit_bytes(geometry, share),
             "reads": msgspec.to_builtins(reads),
-        }
-        held = f"{name}, memory for {share:.0%} of it"
-        own_rates = _later_rates(reads)
-        yield Row(
-            group=_group(geometry),
-            name=f"rate, {held}",
-            unit="GiB/s",
-            samples=own_rates,
-            ratio=float(np.median(own_rates) / np.median(alone)),
-            ratio_of=f"page cache alone, {share:.0%}",
-            goal="",
-            by_hand=_rate_by_hand(share),
-            details=details,
-        )
-        hits = _later_hits(reads)
-        yield Row(
-            group=_group(geometry),
-            name=f"found in memory, {held}",
-            unit="%",
-            samples=hits,
-            ratio=float(np.median(hits)) / (100 * min(1.0, share)),
-            ratio_of="what memory could hold",
-            goal="",
-            by_hand=f"{reads.budget_bytes / MIB:.0f} MiB by {reads.budget_source}",
-        )
+        },
+    )
+
+
+def _hits_row(geometry: Geometry, share: float, reads: Reads, name: str) -> Row:
+    hits = _later_hits(reads)
+    budget = f", a budget of {reads.budget_bytes / MIB:.0f} MiB" if reads.budget_bytes else ""
+    return Row(
+        group=_group(geometry),
+        name=f"memory for {share:.0%}: {name}, found in memory",
+        unit="%",
+        samples=hits,
+        ratio=float(np.median(hits)) / (100 * min(1.0, share)),
+        ratio_of="what memory could hold",
+        goal="",
+        by_hand=f"by {reads.budget_source}{budget}",
+    )
 
 
 def _group(geometry: Geometry) -> str:
     return f"Memory pressure: {geometry.payload_bytes / MIB:.0f} MiB read again and again"
+
+
+def _limit_bytes(geometry: Geometry, share: float) -> int:
+    return PROCESS_BYTES + int(share * geometry.payload_bytes)
+
+
+def _bytes_per_s(reads: Reads) -> float:
+    return GIB * statistics.median(_later_rates(reads))
 
 
 def _later_rates(reads: Reads) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from objectcache_storage_server.connections.target_source import piece_bytes
 from objectcache_storage_server.deliver import Delivery, Dispatcher
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
+from objectcache_storage_server.engines.local.geometry import Geometry as ExtentGeometry
 from objectcache_storage_server.engines.open import open_local_engine
 from objectcache_storage_server.plan import plan_chunks, target_fragment_bytes
 from objectcache_storage_server.service import Service
@@ -39,7 +41,7 @@ class Store:
         self.folder = folder
         self.engine = engine
         self._dispatcher: Dispatcher = service.dispatcher
-        self._reader_threads = service.reader_threads
+        self.reader_threads = service.reader_threads
         if BUCKET not in {bucket.name for bucket in engine.buckets()}:
             engine.create_bucket(
                 BucketInfo(name=BUCKET, owner="bench", region="bench", created_s=0.0)
@@ -90,7 +92,7 @@ class Store:
         )
         fragment_bytes = target_fragment_bytes(
             geometry.payload_bytes // geometry.num_layers,
-            self._reader_threads,
+            self.reader_threads,
             storage.fragment_bytes,
             storage.target_fragment_bytes_max,
         )
@@ -121,11 +123,39 @@ class Store:
 
     def runs(self) -> list[FileRun]:
         """The same in the data files."""
-        segment_bytes = self.engine.volume.segment_bytes
         return [
-            FileRun(data_file(self.folder, offset // segment_bytes), offset % segment_bytes, length)
-            for offset, length in self.ranges()
+            self._run(offset_bytes, length_bytes) for offset_bytes, length_bytes in self.ranges()
         ]
+
+    def layer_runs(self) -> list[FileRun]:
+        """What the only prefix of this store is read by, in the order in which a layerwise delivery
+        needs it: a row of each extent, layer after layer.
+        """
+        _, extents = self.engine.holdings.snapshot()
+        columns = extents[["offset_bytes", "slots", "num_layers", "slice_bytes"]]
+        rows = columns[extents["is_used"]].tolist()  # in the order in which the put made them
+        shapes = [(offset_bytes, ExtentGeometry(*shape)) for offset_bytes, *shape in rows]
+        return [
+            self._run(offset_bytes + shape.slice_offset_bytes(0, layer), shape.row_bytes)
+            for layer in range(max(shape.num_layers for _, shape in shapes))
+            for offset_bytes, shape in shapes
+        ]
+
+    def forget_cached(self) -> None:
+        """Let the page cache forget the data files, and upkeep what it was to bring back."""
+        self.engine.path_use.take_missed(sys.maxsize)
+        self.engine.upkeep.round()  # after the one that may be under way
+        volume = self.engine.volume
+        for segment in volume.segments():
+            volume.drop_cache(segment * volume.segment_bytes, volume.segment_bytes)
+
+    def hit_bytes(self) -> int:
+        """Bytes that deliveries found in memory since the store was opened."""
+        return sum(path.hit_bytes for path in self.engine.status().paths)
+
+    def _run(self, offset_bytes: int, length_bytes: int) -> FileRun:
+        segment, begin = divmod(offset_bytes, self.engine.volume.segment_bytes)
+        return FileRun(data_file(self.folder, segment), begin, length_bytes)
 
 
 def data_file(folder: Path, number: int) -> Path:

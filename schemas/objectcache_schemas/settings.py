@@ -92,13 +92,18 @@ class StorageSettings(_Settings, frozen=True):
     capacity_bytes: Annotated[
         int,
         msgspec.Meta(ge=0),
-        _doc("space for data files; 0 is what the file system has, less capacity_reserve_bytes"),
+        _doc(
+            "bytes for data files, whole ones; 0 is what the file system has, less "
+            "capacity_reserve_bytes"
+        ),
     ] = 0
     capacity_reserve_bytes: Annotated[
         int, msgspec.Meta(ge=0), _doc("space left to others on the file system")
     ] = 1 * GIB
     data_file_bytes: Annotated[
-        int, msgspec.Meta(ge=4 * MIB, multiple_of=4 * KIB), _doc("size of one data file")
+        int,
+        msgspec.Meta(ge=4 * MIB, multiple_of=4 * KIB),
+        _doc("size of one data file, when a store is made; less in a small one"),
     ] = 1 * GIB
     extent_row_bytes: Annotated[
         int, msgspec.Meta(ge=4 * KIB, le=64 * MIB), _doc("one layer of an extent, about")

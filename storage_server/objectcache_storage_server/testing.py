@@ -120,6 +120,9 @@ class WrappedEngine(Engine):
     def damaged_count(self) -> int:
         return self.inner.damaged_count
 
+    def check_room(self, size_bytes: int) -> None:
+        self.inner.check_room(size_bytes)
+
     def status(self) -> EngineStatus:
         return self.call("status", 0, self.inner.status)
 

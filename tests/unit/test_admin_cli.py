@@ -249,6 +249,7 @@ def test_times_are_read_with_their_unit(text: str, time_s: float) -> None:
         ("", "is not a number"),
         ("0GiB", "not an amount above 0"),
         ("0.5B", "less than a byte"),
+        ("99999999TiB", "is too large; give none"),
         ("9" * 400 + "GiB", "not an amount above 0"),
     ],
 )
@@ -523,8 +524,12 @@ def test_hanging_up_ends_the_check(server: ServerThread, engine: OperatedEngine)
 
 
 def test_an_interrupt_ends_the_command_and_the_check(
-    server: ServerThread, engine: OperatedEngine
+    server: ServerThread, engine: OperatedEngine, request: pytest.FixtureRequest
 ) -> None:
+    # A shell's background jobs ignore interrupts, and so do their children.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, previous))
+
     def interrupt() -> Iterator[CheckReport]:
         os.kill(os.getpid(), signal.SIGINT)  # lands in the main thread, which waits for the check
         yield CheckReport()

@@ -1,18 +1,23 @@
 """The arithmetic of the benchmark's results; nothing is timed here."""
 
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.__main__ import QUESTIONS, parse
-from benchmarks.device import DeviceLimit, Shape
+from benchmarks.buffered_reads import BufferedReads
+from benchmarks.device import DeviceLimit, Shape, has_fio
 from benchmarks.measure import Row, Samples, rates
 from benchmarks.memory_group import MemoryGroup
+from benchmarks.memory_pressure import in_proportion_s
 from benchmarks.page_cache_copy import FileRun
 from benchmarks.prefix import MLA_TOKEN_BYTES, Geometry
 from benchmarks.report import results_tables
 from benchmarks.scale import FULL, QUICK, scale_that_fits
+from benchmarks.store import opened_store
 from objectcache_schemas.limits import GIB, KIB, MIB
 
 
@@ -68,6 +73,35 @@ def test_the_limit_of_a_device_is_the_shape_with_the_shortest_median() -> None:
     limit.take(samples)
     best = limit.best(samples)
     assert samples.median_s(best) == min(map(samples.median_s, samples.seconds))
+    if has_fio():
+        assert limit.best_of_fio(samples) == f"limit, {shapes[1]}"
+
+
+def test_without_fio_there_is_no_best_of_it() -> None:
+    limit = DeviceLimit("limit", (), lambda _: 3.0)
+    assert limit.best_of_fio(Samples()) is None
+
+
+def test_a_round_in_proportion_takes_each_part_at_its_own_rate() -> None:
+    assert in_proportion_s(8 * GIB, 2 * GIB, 4 * GIB, 1 * GIB) == 4.0
+
+
+def test_buffered_reads_take_the_bytes_of_a_layerwise_delivery_in_its_order(
+    tmp_path: Path,
+) -> None:
+    geometry = Geometry(16, 37, num_layers=3)  # extents of 16 slots, and one of 5
+    payload = np.arange(geometry.payload_bytes // 8, dtype=np.uint64).view(np.uint8)
+    with opened_store(tmp_path / "store", data_file_bytes=64 * MIB) as store:
+        store.put(geometry, geometry.keys(), payload.data)
+        runs = store.layer_runs()
+    found = b"".join(
+        run.file.read_bytes()[run.offset_bytes : run.offset_bytes + run.length_bytes]
+        for run in runs
+    )
+    layerwise = payload.reshape(37, 3, -1).swapaxes(0, 1)
+    assert found == layerwise.tobytes()
+    with ExitStack() as stack:
+        assert BufferedReads(runs, 2, stack).read() == geometry.payload_bytes
 
 
 def test_pieces_of_a_file_leave_nothing_out() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from objectcache_storage_server.engines.local import compaction
 from objectcache_storage_server.engines.local.compaction import Move, candidate_count, plan_moves
 from objectcache_storage_server.engines.local.geometry import Geometry, slots_for
 from objectcache_storage_server.engines.local.tables import (
@@ -135,6 +136,16 @@ def test_nothing_moves_that_lies_as_it_should() -> None:
     store.put([31], 0)
     assert store.plan() == []
     assert store.candidates() == 0
+
+
+def test_counting_candidates_ends_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "COUNT_MAX", 20)
+    store = Store()
+    for own in range(1, 101):
+        store.put([own], own - 1)
+    assert store.candidates() == 24  # with the third extent of eight
+    monkeypatch.setattr(compaction, "COUNT_MAX", 1000)
+    assert store.candidates() == 100
 
 
 def test_extents_less_than_twice_as_large_are_not_worth_a_move() -> None:

@@ -11,9 +11,11 @@ import pytest
 from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.messages import BucketPolicy, Condition, Durability, Verification
+from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
+from objectcache_storage_server.engines.open import open_engine as open_any_engine
 from tests.contract.engine_suite import BUCKET, LAYOUT, content, put, read
 from tests.contract.local_engines import small_local_engine
 
@@ -319,9 +321,7 @@ def test_verification_that_is_off_delivers_what_is_there(open_engine: Open, tmp_
     assert read(engine, "key") is None
 
 
-def test_every_block_is_in_one_of_sixteen_samples(
-    open_engine: Open, tmp_path: Path
-) -> None:
+def test_every_block_is_in_one_of_sixteen_samples(open_engine: Open, tmp_path: Path) -> None:
     engine = open_engine()
     data = content("key", 64 * 1000)
     put(engine, "key", data, block_bytes=1000)
@@ -459,3 +459,34 @@ def settle(engine: LocalEngine, first_s: float) -> None:
     """Rounds of upkeep, a minute after each other, until nothing is left to move."""
     for turn in range(10):
         engine.upkeep.round(now_s=first_s + 60.0 * turn)
+
+
+def test_engine_files_refuses_a_store_of_this_one(open_engine: Open, tmp_path: Path) -> None:
+    open_engine()
+    settings = Settings(
+        server=ServerSettings(data_dir=str(tmp_path / "data")),
+        storage=StorageSettings(engine="files"),
+    )
+    with pytest.raises(Unavailable, match=r"storage\.engine=local"):
+        open_any_engine(settings)
+
+
+def test_data_files_without_their_index_are_not_taken_for_an_empty_store(
+    open_engine: Open, tmp_path: Path
+) -> None:
+    engine = open_engine()
+    put(engine, "key", b"data")
+    engine.close()
+    for path in (tmp_path / "data" / "index").iterdir():
+        path.unlink()
+    with pytest.raises(Unavailable, match="restore the index"):
+        small_local_engine(tmp_path / "data")
+
+
+def test_what_could_never_be_stored_is_refused_before_anything_goes(open_engine: Open) -> None:
+    engine = open_engine(capacity_bytes=16 * MIB)
+    put_prefix(engine, prefix_keys("a", 100))
+    engine.check_room(16 * MIB)
+    with pytest.raises(StorageFull, match=r"storage\.capacity_bytes"):
+        engine.check_room(16 * MIB + 1)
+    assert engine.match(BUCKET.name, prefix_keys("a", 100)) == 100

@@ -396,6 +396,22 @@ def test_what_is_older_than_its_bucket_allows_expires_ends_first() -> None:
     assert pinned not in everything
 
 
+def test_what_a_pinned_chunk_follows_does_not_expire() -> None:
+    tables = Tables()
+    before = [
+        tables.chunk(tables.extent(1), own, own - 1, modified_s=age)
+        for own, age in ((1, 10.0), (2, 90.0))  # the second is not old, and links the first
+    ]
+    pinned = tables.chunk(tables.extent(1), 3, 2, is_pinned=True)
+    after = tables.chunk(tables.extent(1), 4, 3)
+    beside = tables.chunk(tables.extent(1), 5, 1)
+    assert set(expired(tables.objects.used, {1: 50.0}, 100.0).tolist()) == {after, beside}
+    assert set(expired(tables.objects.used, {1: 50.0}, 1000.0).tolist()) == {after, beside}
+    tables.objects.rows["is_pinned"][pinned] = False
+    everything = {*before, pinned, after, beside}
+    assert set(expired(tables.objects.used, {1: 50.0}, 1000.0).tolist()) == everything
+
+
 def test_nothing_expires_without_a_rule() -> None:
     tables = Tables()
     tables.chunk(tables.extent(1), 1)

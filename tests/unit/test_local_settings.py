@@ -50,13 +50,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def test_capacity_reserve_bytes_are_left_to_others(store: Store) -> None:
-    engine = store.open(capacity_bytes=0, capacity_reserve_bytes=1 << 60)
-    assert engine.status().capacity_bytes == 0
-    with pytest.raises(StorageFull):
-        put(engine, "key", b"data")
     engine = store.open(capacity_bytes=0, capacity_reserve_bytes=0)
     put(engine, "key", b"data")
-    assert engine.status().capacity_bytes > 0
+    assert engine.volume.room_bytes() > 0
+    engine = store.open(capacity_bytes=0, capacity_reserve_bytes=1 << 60)
+    assert engine.status().capacity_bytes == engine.volume.segment_bytes
+    with pytest.raises(StorageFull):
+        put(engine, "key", content("key", 9 * MIB))
 
 
 def put_with_long_attributes(engine: LocalEngine, count: int) -> None:
@@ -152,19 +152,29 @@ def test_chunks_are_moved_at_compaction_bytes_per_s_at_most(store: Store) -> Non
 # --- contradictions ---
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"low_watermark": 0.9, "high_watermark": 0.8}, "storage.low_watermark"),
-        ({"extent_bytes_max": 16 * MIB, "data_file_bytes": 8 * MIB}, "storage.extent_bytes_max"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused_by_name(
-    store: Store, changes: dict[str, object], named: str
-) -> None:
-    with pytest.raises(InvalidRequest, match=named.replace(".", r"\.")):
-        store.open(**changes)
+def test_watermarks_that_contradict_each_other_are_refused_by_name(store: Store) -> None:
+    with pytest.raises(InvalidRequest, match=r"storage\.low_watermark"):
+        store.open(low_watermark=0.9, high_watermark=0.8)
     assert not store.folder.exists()
+
+
+def test_an_extent_is_never_larger_than_a_data_file(store: Store) -> None:
+    engine = store.open(extent_bytes_max=64 * MIB, data_file_bytes=8 * MIB)
+    put(engine, "key", content("key", 20 * MIB))
+    assert read(engine, "key") == content("key", 20 * MIB)
+    assert max(each.bytes // each.count for each in engine.status().extents) <= 8 * MIB
+
+
+def test_a_small_store_has_small_data_files(store: Store) -> None:
+    engine = store.open(capacity_bytes=64 * MIB, data_file_bytes=1 << 30)
+    put(engine, "key", content("key", 5 * MIB))
+    assert engine.status().data_files == 1
+    assert engine.volume.segment_bytes == 8 * MIB
+
+
+def test_a_store_without_room_for_a_data_file_is_refused_when_it_is_made(store: Store) -> None:
+    with pytest.raises(InvalidRequest, match=r"storage\.capacity_bytes.*capacity_reserve_bytes"):
+        store.open(capacity_bytes=1 * MIB)
 
 
 def test_watermarks_and_lengths_that_are_equal_are_no_contradiction(store: Store) -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_storage_server.engines.local.direct import ring as ring_module
 from objectcache_storage_server.engines.local.volumes import data_files
@@ -336,9 +337,26 @@ def test_the_length_of_files_is_settled_when_the_folder_is_made(tmp_path: FilePa
     volume.close()
     (tmp_path / "data" / "segment_bytes").write_text("all of it")
     open_files = open_descriptors()
-    with pytest.raises(OSError, match="segment_bytes"):
+    with pytest.raises(Unavailable, match="segment_bytes"):
         open_volume(tmp_path / "data")
     assert open_descriptors() == open_files
+
+
+@pytest.mark.parametrize("said", [None, "8388608"])
+def test_a_length_that_no_file_has_is_refused_and_nothing_is_touched(
+    tmp_path: FilePath, said: str | None
+) -> None:
+    volume = open_volume(tmp_path / "data")
+    volume.extend()
+    volume.close()
+    settled = tmp_path / "data" / "segment_bytes"
+    if said is None:
+        settled.unlink()
+    else:
+        settled.write_text(said)
+    with pytest.raises(Unavailable, match="length in bytes of the data files"):
+        open_volume(tmp_path / "data")
+    assert (tmp_path / "data" / "000000").stat().st_size == SEGMENT_BYTES
 
 
 def test_an_interrupted_extend_is_cleaned_up_and_what_is_not_ours_is_left(

@@ -153,6 +153,8 @@ async def _serve_put(
     block_bytes = (
         slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
     )
+    if size_bytes is not None:
+        await service.call(service.engine.check_room, size_bytes)
     service.admit_put(bytes_max)
     staged: Staged | None = None
     try:
@@ -213,6 +215,7 @@ async def serve_kv_put(service: Service, talk: Conversation, request: KvPut) -> 
         layerwise=descriptor.delivery is DeliveryMode.LAYERWISE,
         parent_key=descriptor.parent_key,
     )
+    await service.call(service.engine.check_room, shape.total_bytes)
     service.admit_put(shape.total_bytes)
     prefix: StagedPrefix | None = None
     source: TargetSource | None = None

@@ -95,7 +95,7 @@ class StreamSocket:
         await self.receive_into(memoryview(data))
         try:
             return decoder.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise FrameError(str(error)) from error
 
     async def receive_length(self, bytes_max: int = DATA_FRAME_BYTES_MAX) -> int:

@@ -333,6 +333,9 @@ class Engine(ABC):
     def damaged_count(self) -> int:
         """Objects dropped since the start because their bytes failed a checksum."""
 
+    def check_room(self, size_bytes: int) -> None:  # noqa: B027
+        """Raise `StorageFull` for what could not be stored even if all else went."""
+
     def status(self) -> EngineStatus:
         """What the admin view shows."""
         return EngineStatus(engine=self.capabilities.name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.errors import InvalidRequest, Unavailable
+from objectcache_schemas.limits import MIB
 from objectcache_schemas.settings import Settings, StorageSettings
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.files import FilesEngine
@@ -16,6 +18,9 @@ from objectcache_storage_server.engines.local.volumes.nvme_volume import open_nv
 from objectcache_storage_server.engines.local.volumes.volume import Volume
 from objectcache_storage_server.engines.memory import MemoryEngine
 
+DATA_FILES_MIN = 8  # of which a store's room is at least made up; the rest of a file is lost to it
+DATA_FILE_BYTES_MIN = 4 * MIB
+
 
 def open_engine(settings: Settings) -> Engine:
     """Open the engine of `storage.engine`; raises `InvalidRequest` for a name without one."""
@@ -23,6 +28,11 @@ def open_engine(settings: Settings) -> Engine:
         case "memory":
             return MemoryEngine()
         case "files":
+            if (settings.data_dir / "index" / "data.mdb").exists():
+                raise Unavailable(
+                    f"{settings.data_dir} holds a store of engine local: serve it with "
+                    "--set storage.engine=local, or give another --data-dir"
+                )
             return FilesEngine(settings.data_dir, settings.storage.open_objects_max)
         case "local":
             return open_local_engine(settings.data_dir, settings.storage)
@@ -40,8 +50,6 @@ def open_local_engine(
     """
     if storage.low_watermark > storage.high_watermark:
         raise InvalidRequest("storage.low_watermark must not be above storage.high_watermark")
-    if storage.extent_bytes_max > storage.data_file_bytes:
-        raise InvalidRequest("storage.extent_bytes_max must not be above storage.data_file_bytes")
     return LocalEngine(data_dir, storage, open_volume, clock)
 
 
@@ -54,11 +62,32 @@ def open_volume(data_dir: Path, storage: StorageSettings) -> Volume:
             storage.data_file_bytes,
             storage.direct_depth,
         )
+    folder = data_dir / "data"
     return DataFiles(
-        data_dir / "data",
-        storage.data_file_bytes,
+        folder,
+        storage.data_file_bytes if folder.exists() else new_data_file_bytes(data_dir, storage),
         storage.capacity_bytes,
         storage.capacity_reserve_bytes,
         storage.direct_io,
         storage.direct_depth,
     )
+
+
+def new_data_file_bytes(data_dir: Path, storage: StorageSettings) -> int:
+    """The size of data files for a store that is made in `data_dir`: `storage.data_file_bytes`, or
+    less where fewer than DATA_FILES_MIN of those would fit.
+
+    Raises `InvalidRequest` where there is no room for files at all.
+    """
+    system = os.statvfs(data_dir)
+    room_bytes = system.f_bavail * system.f_frsize - storage.capacity_reserve_bytes
+    if storage.capacity_bytes:
+        room_bytes = min(room_bytes, storage.capacity_bytes)
+    if room_bytes < DATA_FILE_BYTES_MIN:
+        raise InvalidRequest(
+            f"there is room for {max(0, room_bytes)} bytes of data files, a store takes at least "
+            f"{DATA_FILE_BYTES_MIN}: raise storage.capacity_bytes, lower "
+            "storage.capacity_reserve_bytes, or free space on the file system"
+        )
+    fitting_bytes = room_bytes // DATA_FILES_MIN // DATA_FILE_BYTES_MIN * DATA_FILE_BYTES_MIN
+    return min(storage.data_file_bytes, max(DATA_FILE_BYTES_MIN, fitting_bytes))

@@ -10,6 +10,7 @@ from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB, KIB, MIB, TIB
 
 NONE = "none"
+AMOUNT_MAX = 1 << 60  # bytes, or seconds; far above any device or life
 
 _SIZES = {
     "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB,
@@ -50,6 +51,8 @@ def _parse(text: str, units: Mapping[str, int]) -> float:
     amount = float(number) * factor
     if not 0 < amount < math.inf:
         raise InvalidRequest(f"{text!r} is not an amount above 0")
+    if amount > AMOUNT_MAX:
+        raise InvalidRequest(f"{text!r} is too large; give none for no bound")
     return amount
 
 

@@ -283,7 +283,7 @@ def _drop(engine: LocalEngine, version: Version, extents: tuple[int, ...]) -> bo
     with engine.changing:
         deleted = engine.index.change_with_reserve(change_index)
         engine.holdings.forget(deleted)
-        engine.holdings.drop_extents(emptied)
+        engine.flusher.drop(emptied)
     for each in deleted:
         engine.count_damaged(each.info.key, "its place is impossible, or another object's")
     return bool(deleted)
@@ -310,7 +310,7 @@ def _repair_extents(engine: LocalEngine, places: _Places) -> None:
         with engine.index.writing() as change:
             change.remove_extents(freed)
             change.add_extents(lost, stored)
-        holdings.drop_extents(freed)
+        engine.flusher.drop(freed)
 
 
 # --- bytes ----------------------------------------------------------------------------------------

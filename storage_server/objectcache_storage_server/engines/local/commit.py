@@ -98,7 +98,6 @@ class LocalCommit:
         to_store = self._judge(bucket, stored)
         engine.make_room_in(bucket, self._growth_bytes(to_store, stored))
         self._flush(bucket.info, to_store)
-        durable = bucket.info.policy.durability is Durability.SYNC
         with engine.changing:
             numbers, rows = self._holdings.new_object_rows(len(self._new))
             try:
@@ -118,16 +117,25 @@ class LocalCommit:
             self._holdings.give_back_objects(numbers[len(versions) :])
             self._holdings.forget(replaced)
             self._holdings.store(versions, rows[: len(versions)])
+            self._holdings.used(self._kept(to_store, stored), are_prefix=False)
             for each in to_store:
                 each.staged.keep()
-        extents = sorted({number for version in versions for number in version.extents})
+            # From here on anybody may delete them, and their extents' numbers be others'.
+            extents = sorted({number for version in versions for number in version.extents})
+            direct_ranges = engine.direct_ranges(extents)
+            durable = bucket.info.policy.durability is Durability.SYNC
+            if not durable:
+                engine.flusher.add(extents, emptied)
         if durable:
             engine.index.sync()  # commits of several threads share one
             engine.flusher.drop(emptied)  # until then a crash may bring them back
-            engine.drop_from_cache(extents)
-        else:
-            engine.flush_later(extents, emptied)
+            engine.drop_from_cache(direct_ranges)
         return self._outcome(to_store, stored)
+
+    def _kept(self, to_store: Sequence[NewObject], stored: Mapping[str, Version]) -> list[Version]:
+        """What was stored before, and was put again."""
+        new_keys = {each.key for each in to_store}
+        return [stored[key] for key in self._keys if key not in new_keys]
 
     def _outcome(
         self, to_store: Sequence[NewObject], stored: Mapping[str, Version]

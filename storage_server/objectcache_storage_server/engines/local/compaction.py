@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from math import log2
 
 import numpy as np
@@ -33,6 +33,7 @@ from objectcache_storage_server.engines.local.prefix_links import (
 Rows = npt.NDArray[np.void]
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+COUNT_MAX = 10_000  # candidates that are counted; each takes some microseconds of the interpreter
 WORTH = 0.9  # of a chunk's copy, in order; 1 would be lost on the padding of rows
 
 
@@ -75,10 +76,18 @@ def plan_moves(
 
 
 def candidate_count(objects: Rows, extents: Rows, row_bytes: int, extent_bytes_max: int) -> int:
-    """Chunks that would be moved were all of them idle; 0 when all lie as they should."""
+    """Chunks that would be moved were all of them idle; 0 when all lie as they should.
+
+    Counting ends with the move that reaches `COUNT_MAX`: there are that many, or more.
+    """
     is_idle = np.ones(len(objects), np.bool_)
     moves = _moves(objects, extents, is_idle, row_bytes, extent_bytes_max)
-    return sum(len(move.numbers) for move in moves)
+    found = 0
+    for move in moves:
+        found += len(move.numbers)
+        if found >= COUNT_MAX:
+            break
+    return found
 
 
 def _moves(
@@ -92,8 +101,8 @@ def _moves(
     chains = _chains(rows, kinds[rows["extent"]])
     pieces = _pieces(chains, rows["extent"].astype(np.int64), numbers, extents)
     live_slots: dict[int, int] = {}  # of extents that the moves so far take something from
-    for window in _by_chain(pieces):
-        yield from _moves_of_chain(window, objects, extents, full_slots, live_slots)
+    for _, chain in groupby(pieces, key=lambda piece: piece.chain):
+        yield from _moves_of_chain(chain, objects, extents, full_slots, live_slots)
 
 
 # --- what can move ---
@@ -208,37 +217,28 @@ def _pieces(chains: Numbers, homes: Numbers, numbers: Numbers, extents: Rows) ->
         yield _Piece(int(chain[piece]), int(home[piece]), tuple(inside))
 
 
-def _by_chain(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    chain: list[_Piece] = []
-    for piece in pieces:
-        if chain and chain[0].chain != piece.chain:
-            yield chain
-            chain = []
-        chain.append(piece)
-    if chain:
-        yield chain
-
-
 # --- what is worth a move ---
 
 
 def _moves_of_chain(
-    pieces: list[_Piece],
+    pieces: Iterator[_Piece],
     objects: Rows,
     extents: Rows,
     full_slots: Numbers,
     live_slots: dict[int, int],
 ) -> Iterator[Move]:
-    """Greedily from the beginning: as many whole pieces as fit, or the same without the first."""
-    slots_max = int(full_slots[pieces[0].extent])
-    num_layers, slice_bytes = _shape(extents, pieces[0].extent)
-    begin = 0
-    while begin < len(pieces):
-        end, slots = begin, 0
-        while end < len(pieces) and slots + len(pieces[end].numbers) <= slots_max:
-            slots += len(pieces[end].numbers)
-            end += 1
-        group = pieces[begin:end]
+    """Greedily from the beginning: as many whole pieces as fit, or the same without the first.
+
+    Looks at no more pieces than that, since a chain may be all that is stored.
+    """
+    ahead = list(islice(pieces, 1))
+    slots_max = int(full_slots[ahead[0].extent])
+    num_layers, slice_bytes = _shape(extents, ahead[0].extent)
+    while True:
+        group = _next_that_fit(ahead, pieces, slots_max)
+        if not ahead:
+            return
+        slots = sum(len(piece.numbers) for piece in group)
         geometry = Geometry(slots, num_layers, slice_bytes)
         if group and _is_worth_it(group, geometry, extents, live_slots):
             for piece in group:
@@ -246,9 +246,22 @@ def _moves_of_chain(
                 live_slots[piece.extent] = live - len(piece.numbers)
             numbers = tuple(number for piece in group for number in piece.numbers)
             yield Move(int(objects["bucket"][numbers[0]]), numbers, geometry)
-            begin = end
+            del ahead[: len(group)]
         else:
-            begin += 1
+            del ahead[0]
+
+
+def _next_that_fit(ahead: list[_Piece], pieces: Iterator[_Piece], slots_max: int) -> list[_Piece]:
+    """The longest beginning of `ahead` that fits an extent, once `ahead` has got enough pieces."""
+    slots = looked_at = 0
+    while slots <= slots_max:
+        if looked_at == len(ahead):
+            ahead.extend(islice(pieces, 1))
+        if looked_at == len(ahead):
+            return ahead.copy()
+        slots += len(ahead[looked_at].numbers)
+        looked_at += 1
+    return ahead[: looked_at - 1]
 
 
 def _is_worth_it(

@@ -37,6 +37,7 @@ class Compactor:
         self._engine = engine
         self._moves: list[Move] = []
         self._planned_s = float("-inf")
+        self._settled: tuple[int, int] | None = None  # what was so when nothing was left to move
         self._allowed_bytes = 0.0
         self._last_s: float | None = None
 
@@ -66,11 +67,16 @@ class Compactor:
 
     def _plan(self) -> None:
         engine, settings = self._engine, self._engine.settings
+        state = (engine.holdings.clock_of_uses, len(engine.holdings.objects))
+        if state == self._settled:
+            return
         objects, extents = engine.holdings.snapshot()
         self._objects = objects
         self.candidates = candidate_count(
             objects, extents, settings.extent_row_bytes, engine.extent_bytes_max
         )
+        is_read = bool(extents["readers"].any())  # and may be a candidate when it is not
+        self._settled = None if self.candidates or is_read else state
         if self.candidates:
             self._moves = plan_moves(
                 objects,
@@ -86,13 +92,22 @@ class Compactor:
         try:
             versions = self._versions(move)
             if len(versions) == len(move.numbers) and not self._are_read(versions):
-                self._move(move, versions)
+                self._move_whole(move, versions)
         except StorageFull:
             self._moves.clear()  # room is for puts
-        except DamagedData as damage:
-            log.warning("a move was given up: %s", damage)
         except ObjectCacheError as error:
             log.warning("compaction goes on after: %s", error)
+
+    def _move_whole(self, move: Move, versions: Sequence[Version]) -> None:
+        """Move chunks; one that is not what was stored is dropped instead, and the others stay."""
+        try:
+            self._move(move, versions)
+        except DamagedData as damage:
+            by_key = {version.info.key: version for version in versions}
+            damaged = by_key.get(damage.details.key or "")
+            if damaged is None:
+                raise
+            self._engine.drop_damaged(damaged, str(damage))
 
     def _versions(self, move: Move) -> list[Version]:
         """The chunks of a move, those that are still what the plan saw."""

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.errors import DamagedData, Unavailable
+from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.messages import (
     BucketInfo,
@@ -54,7 +54,7 @@ from objectcache_storage_server.engines.commit_rules import check_batch
 from objectcache_storage_server.engines.keys import key_bytes
 from objectcache_storage_server.engines.local.commit import LocalCommit, NewObject
 from objectcache_storage_server.engines.local.eviction import choose_victims
-from objectcache_storage_server.engines.local.flusher import Flusher
+from objectcache_storage_server.engines.local.flusher import DataFlush, Flusher
 from objectcache_storage_server.engines.local.geometry import split_into_extents
 from objectcache_storage_server.engines.local.holdings import Holdings
 from objectcache_storage_server.engines.local.index import IndexChange, LocalIndex
@@ -74,6 +74,7 @@ from objectcache_storage_server.engines.object_files import lock_folder, sync_fo
 from objectcache_storage_server.engines.system_errors import as_our_error, translated
 
 WRITER_THREADS = 8  # puts whose bytes are on their way to the device
+QUOTA_TURNS_MAX = 16  # of eviction before one put
 DELETE_KEYS = 256  # of one transaction, which bounds what a delete on a full device needs
 
 log = logging.getLogger("objectcache.storage_server.engines.local")
@@ -125,6 +126,7 @@ class LocalEngine(Engine):
             self.space = WriterSpace(self.holdings, self._evict_for, buffers, writers)
             self.compaction_space = WriterSpace(self.holdings, lambda _: 0, buffers, writers)
             self.path_use = PathUse(self.volume, settings.overlap)
+            self._data_flush = DataFlush(self.volume)
             self.flusher = Flusher(self)
             recover(self)
             self.upkeep = Upkeep(self)
@@ -188,8 +190,18 @@ class LocalEngine(Engine):
         slice_block_bytes(shape.slice_bytes)
         self._bucket_row(bucket)
         if shape.chunk_bytes > self.extent_bytes_max:
-            return super().stage_prefix(bucket, shape)
+            return self._new_prefix_apart(bucket, shape)
         return self._new_prefix(bucket, shape)
+
+    def _new_prefix_apart(self, bucket: str, shape: PrefixShape) -> StagedPrefix:
+        """Chunks of more than an extent, each on its own."""
+        prefix = super().stage_prefix(bucket, shape)
+        parent_key = shape.parent_key
+        for staged in prefix.staged:
+            assert isinstance(staged, StagedRun)
+            staged.come_with_chunks(parent_key)
+            parent_key = staged.key
+        return prefix
 
     def _new_prefix(self, bucket: str, shape: PrefixShape) -> LocalStagedPrefix:
         extents = split_into_extents(
@@ -231,7 +243,7 @@ class LocalEngine(Engine):
 
     def remove(self, choose: Callable[[IndexChange], Iterable[VersionName]]) -> list[Version]:
         """Delete the versions that `choose` names within the transaction, durably; returns those
-        that were there. Works on a full device.
+        that were there. Works on a full device. Raises our errors only.
         """
         emptied: list[int] = []
 
@@ -242,7 +254,7 @@ class LocalEngine(Engine):
             change.unmark_unflushed(emptied)
             return deleted
 
-        with self.changing:
+        with translated("delete objects", self._data_dir), self.changing:
             deleted = self.index.change_with_reserve(change_index)
             self.holdings.forget(deleted)
             self.flusher.drop(emptied)
@@ -325,7 +337,7 @@ class LocalEngine(Engine):
             emptied = self.holdings.forget_lost(gone)
             if emptied:
                 self.index.change_with_reserve(lambda change: change.remove_extents(emptied))
-            self.holdings.drop_extents(emptied)
+            self.flusher.drop(emptied)
 
     def count_damaged(self, key: str, reason: str) -> None:
         """Count an object that was dropped because it is not what was stored."""
@@ -342,18 +354,30 @@ class LocalEngine(Engine):
             return
         if growth_bytes > quota_bytes:
             return
-        while True:  # extents come free, objects count: it may take more than one turn
+        for _ in range(QUOTA_TURNS_MAX):  # extents come free, objects count
             stored_bytes = self.holdings.stored_bytes.get(bucket.number, 0)
             over_bytes = stored_bytes + growth_bytes - quota_bytes
             if over_bytes <= 0 or not self.evict(over_bytes, bucket.number):
                 return
 
+    def check_room(self, size_bytes: int) -> None:
+        capacity_bytes = self.holdings.capacity_bytes()
+        if size_bytes > capacity_bytes:
+            raise StorageFull(
+                f"it has {size_bytes} bytes, the whole store takes {capacity_bytes} "
+                "(storage.capacity_bytes)"
+            )
+
     def _evict_for(self, wanted_bytes: int) -> int:
-        return self.evict(wanted_bytes) if self.settings.when_full == "evict" else 0
+        if self.settings.when_full != "evict":
+            return 0
+        freed_bytes = self.evict(wanted_bytes)
+        self.flusher.flush()  # what was replaced in asynchronous buckets waits for it
+        return freed_bytes
 
     def evict(self, wanted_bytes: int, bucket: int | None = None) -> int:
         """Delete the least useful chunks until extents of `wanted_bytes` came free, or as near to
-        it as can be had; returns the bytes of extents.
+        it as can be had; returns the bytes of extents, 0 only where there is nothing to choose.
         """
         with self._evicting:  # two at once would choose the same
             objects, extents = self.holdings.snapshot()
@@ -364,7 +388,8 @@ class LocalEngine(Engine):
             self.forget_lost()  # which would be chosen again and again
         self.evicted_objects += len(removed)
         self.evicted_bytes += sum(version.info.size_bytes for version in removed)
-        return max(0, before_bytes - self.holdings.allocated_bytes, int(bool(removed)))
+        # Victims that were spared, all of them, are not those of another turn.
+        return max(before_bytes - self.holdings.allocated_bytes, int(len(victims) > 0))
 
     def remove_numbers(
         self,
@@ -391,28 +416,34 @@ class LocalEngine(Engine):
         return removed
 
     def flush_extents(self, numbers: Sequence[int]) -> None:
-        """Return when the bytes of these extents survive a power loss."""
-        with translated("flush the data files", self._data_dir):
-            self.volume.flush(self.holdings.ranges(numbers))
-
-    def flush_later(self, written: Sequence[int], emptied: Sequence[int]) -> None:
-        """Have upkeep flush extents that the index marks as unflushed, and then let go of others
-        that it names no more.
+        """Return when the bytes of these extents survive a power loss. Raises `Unavailable` from
+        the first failure on, until the store is opened again.
         """
-        self.flusher.add(written, emptied)
+        with translated("flush the data files", self._data_dir):
+            self._data_flush.flush(self.holdings.ranges(numbers))
 
-    def drop_from_cache(self, numbers: Sequence[int]) -> None:
-        """Let the page cache forget new extents that are read directly."""
-        if Path.DIRECT not in self.volume.paths or Path.PAGE_CACHE not in self.volume.paths:
-            return
-        for offset_bytes, length_bytes in self.holdings.ranges(numbers, path=Path.DIRECT):
-            self.volume.drop_cache(offset_bytes, length_bytes)
+    def direct_ranges(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """(offset, length) of extents that are read directly, where the page cache could have
+        them all the same.
+        """
+        if len(self.volume.paths) < len(Path):
+            return []
+        return self.holdings.ranges(numbers, path=Path.DIRECT)
+
+    def drop_from_cache(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Let the page cache forget flushed (offset, length) ranges. A hint: they may be another's
+        by now, or gone.
+        """
+        for offset_bytes, length_bytes in ranges:
+            with contextlib.suppress(OSError):
+                self.volume.drop_cache(offset_bytes, length_bytes)
 
     def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:
-        with self.changing, self.index.writing() as change:
-            versions = change.versions(change.bucket(bucket).number, keys).values()
-            numbers = [version.number for version in versions]
-            change.set_pinned(numbers, pinned)
+        with self.changing:
+            with self.index.writing() as change:
+                versions = change.versions(change.bucket(bucket).number, keys).values()
+                numbers = [version.number for version in versions]
+                change.set_pinned(numbers, pinned)
             self.holdings.set_pinned(numbers, pinned)
         return len(numbers)
 
@@ -443,4 +474,9 @@ def _check_engine(data_dir: FilePath) -> None:
         raise Unavailable(
             f"{data_dir} holds a store of engine files: serve it with "
             "--set storage.engine=files, or give another --data-dir"
+        )
+    if not (data_dir / "index" / "data.mdb").exists() and any((data_dir / "data").glob("0*")):
+        raise Unavailable(
+            f"{data_dir}/data holds data files and {data_dir}/index no index, without which nobody "
+            "knows what they hold: restore the index, or remove the data files to start empty"
         )

@@ -113,11 +113,27 @@ def _last_turn(
 def expired(objects: Rows, ttl_s_by_bucket: Mapping[int, float], now_s: float) -> Numbers:
     """Numbers of the objects that are older than their bucket allows, ends of prefixes first.
 
-    Not what is pinned. A chunk's time is over also where one that follows it is younger.
+    Not what is pinned, nor what a pinned chunk follows. A chunk's time is over also where one that
+    follows it is younger.
     """
     numbers = np.flatnonzero(objects["is_used"] & ~objects["is_pinned"])
     buckets, places = np.unique(objects["bucket"][numbers], return_inverse=True)
     ttls_s = np.array([ttl_s_by_bucket.get(int(bucket), np.inf) for bucket in buckets], np.float64)
     numbers = numbers[objects["modified_s"][numbers] + ttls_s[places] <= now_s]
+    numbers = numbers[~_before_pinned(objects, np.unique(objects["bucket"][numbers]))[numbers]]
     links = prefix_links(objects["own_hash"][numbers], objects["parent_hash"][numbers])
     return numbers[np.lexsort((numbers, -links.depths))]
+
+
+def _before_pinned(objects: Rows, buckets: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+    """Which of all objects are pinned, or before a pinned one, in these buckets."""
+    stays = np.zeros(len(objects), np.bool_)
+    pinned = objects["is_used"] & objects["is_pinned"]
+    buckets = np.intersect1d(buckets, objects["bucket"][pinned])
+    if not len(buckets):
+        return stays
+    numbers = np.flatnonzero(objects["is_used"] & np.isin(objects["bucket"], buckets))
+    links = prefix_links(objects["own_hash"][numbers], objects["parent_hash"][numbers])
+    keeps = pinned[numbers] | links.is_named_besides
+    stays[numbers] = highest_after(links.parents, keeps.astype(np.uint64)) > 0
+    return stays

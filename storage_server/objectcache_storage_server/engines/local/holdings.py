@@ -3,6 +3,8 @@
 Space of an extent is given out again only when the index names it no more, nobody reads it, and
 nobody who looked it up before it was dropped is still about to read it. For the last of these every
 look-up runs inside `looking_up`, and an extent that is dropped waits for the look-ups of its time.
+
+Nothing that waits for the device happens under the lock: every read of the store takes it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Holdings:
 
     def __init__(self, volume: Volume) -> None:
         self.lock = threading.Lock()
+        self._changing_segments = threading.Lock()  # taken before the other, where both are
         self.volume = volume
         self.objects = DenseTable(OBJECT_COLUMNS)
         self.extents = DenseTable(EXTENT_COLUMNS)
@@ -50,8 +53,8 @@ class Holdings:
 
     # --- opening ---
 
-    def load(self) -> npt.NDArray[np.int64]:
-        """Derive from the loaded columns what is not stored; returns extents nobody names.
+    def load(self) -> None:
+        """Derive from the loaded columns what is not stored.
 
         Raises `ValueError` where extents overlap or lie outside of the volume.
         """
@@ -71,7 +74,6 @@ class Holdings:
             of_bucket = live["size_bytes"][live["bucket"] == bucket]
             self.stored_bytes[int(bucket)] = int(of_bucket.sum())
         self.clock_of_uses = int(live["last_used"].max(initial=0))
-        return numbers
 
     # --- space ---
 
@@ -81,10 +83,30 @@ class Holdings:
         Raises `OSError` where the volume cannot grow for another reason than room.
         """
         length_bytes = round_up(length_bytes)
+        number = self._take_extent(length_bytes, path, geometry)
+        if number is not None or length_bytes > self.volume.segment_bytes:
+            return number
+        with self._changing_segments:
+            number = self._take_extent(length_bytes, path, geometry)  # another may have extended
+            if number is not None:
+                return number
+            segment = self._new_segment()
+            if segment is None:
+                return None
+            return self._take_extent(length_bytes, path, geometry, segment)
+
+    def _take_extent(
+        self,
+        length_bytes: int,
+        path: Path,
+        geometry: Geometry | None,
+        new_segment: int | None = None,
+    ) -> int | None:
+        """A new extent in what is free, or first of all in a new segment."""
         with self.lock:
+            if new_segment is not None:
+                self.allocator.add_segment(new_segment)
             offset_bytes = self.allocator.allocate(length_bytes)
-            if offset_bytes is None and length_bytes <= self.volume.segment_bytes:
-                offset_bytes = self._allocate_in_new_segment(length_bytes)
             if offset_bytes is None:
                 return None
             number = self.extents.add()
@@ -101,24 +123,36 @@ class Holdings:
                 self.resident_bytes += length_bytes
             return number
 
-    def _allocate_in_new_segment(self, length_bytes: int) -> int | None:
+    def _new_segment(self) -> int | None:
         try:
-            segment = self.volume.extend()
+            return self.volume.extend()
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 return None
             raise
-        self.allocator.add_segment(segment)
-        return self.allocator.allocate(length_bytes)
 
     def return_free_segments(self, spare_count: int) -> None:
         """Give segments that hold nothing back to the file system, all but `spare_count`."""
-        with self.lock:
+        if not self.volume.gives_segments_back:
+            return
+        with self._changing_segments:
             segments = self.volume.segments()
-            free = [number for number in segments if self.allocator.segment_is_free(number)]
+            with self.lock:
+                free = [number for number in segments if self.allocator.segment_is_free(number)]
             for number in free[spare_count:]:
-                self.allocator.remove_segment(number)
-                self.volume.remove(number)
+                self._return_segment(number)
+
+    def _return_segment(self, number: int) -> None:
+        with self.lock:
+            if not self.allocator.segment_is_free(number):
+                return
+            self.allocator.remove_segment(number)
+        try:
+            self.volume.remove(number)
+        except OSError:
+            with self.lock:
+                self.allocator.add_segment(number)
+            raise
 
     def shrink(self, number: int, length_bytes: int) -> None:
         """Give the end of an uncommitted extent back."""
@@ -137,38 +171,56 @@ class Holdings:
             self.extents.rows["readers"][number] -= 1
             if not keep:
                 self._drop(number)
-                self._release_dropped()
+            released = self._take_released()
+        self._release(released)
 
     def drop_extents(self, numbers: Iterable[int]) -> None:
         """The index names these no more: their space comes back when the last reader has left."""
         with self.lock:
             for number in numbers:
                 self._drop(number)
-            self._release_dropped()
+            released = self._take_released()
+        self._release(released)
 
     def _drop(self, number: int) -> None:
         self.extents.rows["is_freed"][number] = True
         self._epoch += 1
         self._dropped.append((number, self._epoch))
 
-    def _release_dropped(self) -> None:
+    def _take_released(self) -> list[int]:
+        """Dropped extents that nobody waits for, each to be released by this caller alone. The
+        caller holds the lock.
+        """
         if not self._dropped:
-            return
+            return []
         oldest = min(self._lookups.values(), default=self._epoch)
         readers = self.extents.rows["readers"]
+        released: list[int] = []
         waiting: list[tuple[int, int]] = []
         for number, epoch in self._dropped:
             if readers[number] or epoch > oldest:
                 waiting.append((number, epoch))
             else:
-                self._release(number)
+                released.append(number)
         self._dropped = waiting
+        return released
 
-    def _release(self, number: int) -> None:
+    def _release(self, numbers: Sequence[int]) -> None:
+        """Free the space of extents, once the device has been told that it is nobody's."""
+        if not numbers:
+            return
+        try:
+            for offset_bytes, length_bytes in self.ranges(numbers):
+                self.volume.discard(offset_bytes, length_bytes)
+        finally:
+            with self.lock:
+                for number in numbers:
+                    self._free(number)
+
+    def _free(self, number: int) -> None:
         row = self.extents.rows[number]
-        offset_bytes, length_bytes = int(row["offset_bytes"]), int(row["length_bytes"])
-        self.volume.discard(offset_bytes, length_bytes)
-        self.allocator.free(offset_bytes, length_bytes)
+        length_bytes = int(row["length_bytes"])
+        self.allocator.free(int(row["offset_bytes"]), length_bytes)
         self._count_extent(row, -length_bytes)
         self.extents.remove(number)
 
@@ -177,20 +229,21 @@ class Holdings:
         if row["path"] == Path.PAGE_CACHE:
             self.resident_bytes += change_bytes
 
-    def set_paths(self, numbers: Sequence[int], path: Path) -> list[tuple[int, int]]:
-        """Assign extents to a path; returns the (offset, length) of those that changed."""
-        changed: list[tuple[int, int]] = []
+    def set_paths(
+        self, numbers: Sequence[int] | npt.NDArray[np.int64], path: Path
+    ) -> list[tuple[int, int]]:
+        """Assign distinct extents to a path; returns the (offset, length) of those that changed."""
+        wanted = np.asarray(numbers, np.int64)
         with self.lock:
-            for number in numbers:
-                row = self.extents.rows[number]
-                if row["is_used"] and not row["is_freed"] and row["path"] != path:
-                    row["path"] = path
-                    length_bytes = int(row["length_bytes"])
-                    self.resident_bytes += (
-                        length_bytes if path is Path.PAGE_CACHE else -length_bytes
-                    )
-                    changed.append((int(row["offset_bytes"]), length_bytes))
-        return changed
+            rows = self.extents.rows
+            changes = rows["is_used"][wanted] & ~rows["is_freed"][wanted]
+            changes &= rows["path"][wanted] != path
+            changed = wanted[changes]
+            rows["path"][changed] = path
+            offsets, lengths = rows["offset_bytes"][changed], rows["length_bytes"][changed]
+            changed_bytes = int(lengths.sum())
+            self.resident_bytes += changed_bytes if path is Path.PAGE_CACHE else -changed_bytes
+        return list(zip(offsets.tolist(), lengths.tolist(), strict=True))
 
     # --- readers ---
 
@@ -205,7 +258,8 @@ class Holdings:
         finally:
             with self.lock:
                 del self._lookups[token]
-                self._release_dropped()
+                released = self._take_released()
+            self._release(released)
 
     def pin(
         self, extents: npt.NDArray[np.int64], reads_of: Sequence[int] = ()
@@ -224,20 +278,24 @@ class Holdings:
         """Count the reader out."""
         with self.lock:
             self.extents.rows["readers"][extents] -= 1
-            self._release_dropped()
+            released = self._take_released()
+        self._release(released)
 
     # --- objects ---
 
     def used(self, versions: Sequence[Version], *, are_prefix: bool) -> None:
         """These were read just now; in a prefix, each is the parent of the next."""
         numbers = np.fromiter((version.number for version in versions), np.int64, len(versions))
+        serials = np.fromiter((version.serial for version in versions), np.uint64, len(versions))
         with self.lock:
             self.clock_of_uses += 1
             objects = self.objects.rows
-            # A number may be another object's by now: then that one counts as used, no more.
-            objects["last_used"][numbers] = self.clock_of_uses
+            # A number may be another object's by now.
+            is_same = objects["is_used"][numbers] & (objects["serial"][numbers] == serials)
+            objects["last_used"][numbers[is_same]] = self.clock_of_uses
             if are_prefix and len(numbers) > 1:
-                children, parents = numbers[1:], numbers[:-1]
+                linked = is_same[1:] & is_same[:-1]
+                children, parents = numbers[1:][linked], numbers[:-1][linked]
                 unknown = objects["parent_hash"][children] == 0
                 hashes = objects["own_hash"][parents]
                 objects["parent_hash"][children[unknown]] = hashes[unknown]
@@ -282,9 +340,8 @@ class Holdings:
                 live[list(before.extents)] -= 1
                 live[list(version.extents)] += 1
 
-    def forget(self, versions: Sequence[Version]) -> list[int]:
-        """The index names these no more; returns the extents that nobody lives in now."""
-        empty: list[int] = []
+    def forget(self, versions: Sequence[Version]) -> None:
+        """The index names these no more."""
         with self.lock:
             live = self.extents.rows["live_slots"]
             for version in versions:
@@ -292,9 +349,6 @@ class Holdings:
                 self._count_bytes(version, -version.info.size_bytes)
                 for number in version.extents:
                     live[number] -= 1
-                    if live[number] == 0:
-                        empty.append(number)
-        return empty
 
     def forget_lost(self, numbers: Sequence[int]) -> list[int]:
         """The index has lost these, and what it knew of them; returns the extents that nobody
@@ -356,7 +410,10 @@ class Holdings:
 
     def capacity_bytes(self) -> int:
         """What extents may take: the segments, and those that could be added."""
-        return self.allocated_bytes + self.allocator.free_bytes + self.volume.room_bytes()
+        with self._changing_segments:  # a segment on its way would not be counted
+            room_bytes = self.volume.room_bytes()
+            with self.lock:
+                return self.allocated_bytes + self.allocator.free_bytes + room_bytes
 
     def describe_room(self) -> str:
         """How much room there is, in words for an error."""

@@ -62,6 +62,7 @@ class Damage:
     rows: set[tuple[int, str]] = field(default_factory=set)  # bucket number and key
     numbers: set[int] = field(default_factory=set)  # of object rows
     extents: set[int] = field(default_factory=set)
+    buckets: set[str] = field(default_factory=set)  # stay, for their objects' sake: not in the bool
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.numbers or self.extents)
@@ -94,10 +95,15 @@ class IndexView:
         return found
 
     def bucket_rows(self) -> list[BucketRow]:
-        """All buckets by name, hidden ones too."""
-        return [
-            _bucket_row(name, stored) for name, stored in self._txn.cursor(self._databases.buckets)
-        ]
+        """All buckets by name, hidden ones too. What is damaged is left out, and in `damage`."""
+        rows: list[BucketRow] = []
+        for name, stored in self._txn.cursor(self._databases.buckets):
+            row = unseal_bucket(name, stored)
+            if row is None:
+                self.damage.buckets.add(key_text(name))
+            else:
+                rows.append(row)
+        return rows
 
     def buckets(self) -> list[BucketInfo]:
         """What `bucket_rows` says of each."""

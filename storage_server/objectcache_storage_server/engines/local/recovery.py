@@ -18,6 +18,7 @@ from objectcache_schemas.errors import DamagedData, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.index import IndexChange
 from objectcache_storage_server.engines.local.records import Version
+from objectcache_storage_server.engines.system_errors import translated
 
 if TYPE_CHECKING:
     from objectcache_storage_server.engines.local.engine import LocalEngine
@@ -109,14 +110,20 @@ def _versions_in(engine: LocalEngine, extents: npt.NDArray[np.int64]) -> Iterato
 def _settle_unflushed(engine: LocalEngine, numbers: list[int]) -> None:
     """Keep what matches its checksums, and make it durable; drop the rest."""
     kept = 0
+    ranges = engine.holdings.ranges(
+        [number for number in numbers if engine.holdings.extents.rows["is_used"][number]]
+    )
+    # What the device does not have is not to be found in memory: a page whose write failed is kept.
+    with translated("flush the data files", "the volume"):
+        engine.volume.flush(ranges)
+        for offset_bytes, length_bytes in ranges:
+            engine.volume.drop_cache(offset_bytes, length_bytes)
     for version in list(_versions_in(engine, np.array(numbers, np.int64))):
         reason = _damage_of(engine, version)
         if reason is None:
             kept += 1
         else:
             engine.drop_damaged(version, reason)
-    still_there = [number for number in numbers if engine.holdings.extents.rows["is_used"][number]]
-    engine.flush_extents(still_there)
     with engine.index.writing() as change:
         change.unmark_unflushed(numbers)
     log.warning("the last stop was no orderly one: %d unflushed objects are whole", kept)

@@ -90,7 +90,8 @@ class WriterSpace(ExtentSource):
         """See `ExtentSource.take_buffer`. Raises `Busy` where the device can only be written from
         such memory.
         """
-        buffer = self._buffers.take(length_bytes)
+        with translated("take memory for a put", "memory"):
+            buffer = self._buffers.take(length_bytes)
         if buffer is None and Path.PAGE_CACHE not in self.volume.paths:
             raise Busy(
                 "puts hold all memory that storage.put_buffer_bytes_max allows",
@@ -113,7 +114,9 @@ class PutBuffers:
         self._lock = threading.Lock()
 
     def take(self, length_bytes: int) -> Bytes | None:
-        """Memory of this length, not zeroed; None where that would be too much."""
+        """Memory of this length, not zeroed; None where that would be too much. Raises `OSError`
+        where the system has none.
+        """
         with self._lock:
             if self._bytes + length_bytes > self._bytes_max:
                 return None
@@ -121,7 +124,12 @@ class PutBuffers:
             for index, buffer in enumerate(self._idle):
                 if len(buffer) == length_bytes:
                     return self._idle.pop(index)
-        return np.frombuffer(mmap.mmap(-1, length_bytes), np.uint8)
+        try:
+            return np.frombuffer(mmap.mmap(-1, length_bytes), np.uint8)
+        except BaseException:
+            with self._lock:
+                self._bytes -= length_bytes
+            raise
 
     def put(self, buffer: Bytes) -> None:
         """Give it back."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextlib
 import enum
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.errors import ObjectCacheError
+from objectcache_schemas.errors import Busy
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import block_checksums, slice_block_bytes
 from objectcache_storage_server.engines.local.geometry import Geometry
@@ -44,11 +44,18 @@ class _ExtentWriter:
     """One extent of a put: where its pieces go, and what waits in memory."""
 
     def __init__(
-        self, source: ExtentSource, geometry: Geometry, layerwise: bool, block_bytes: int
+        self,
+        source: ExtentSource,
+        take_buffer: Callable[[int], Bytes | None],
+        geometry: Geometry,
+        layerwise: bool,
+        block_bytes: int,
     ) -> None:
+        """`take_buffer` is the source's, or does as that does."""
         self.geometry = geometry
         self.number = -1
         self._source = source
+        self._take_buffer = take_buffer
         self._layerwise = layerwise
         self._block_bytes = block_bytes  # at whose multiples pieces begin
         self._offset_bytes = 0
@@ -70,7 +77,7 @@ class _ExtentWriter:
         if geometry.slots > 1 and self._layerwise:
             self._gathering = Gathering.ROW
         elif geometry.slots > 1 or not is_aligned:
-            self._memory = self._source.take_buffer(geometry.extent_bytes)
+            self._memory = self._take_buffer(geometry.extent_bytes)
             if self._memory is not None:
                 self._gathering = Gathering.EXTENT
             else:  # slices straight into the page cache; whole blocks are not at stake there
@@ -207,7 +214,8 @@ class LocalStagedPrefix(StagedPrefix):
         self.checksums: npt.NDArray[np.uint64] = np.zeros((len(shape.keys), blocks), np.uint64)
         self._source = source
         self._writers = [
-            _ExtentWriter(source, each, shape.layerwise, self.block_bytes) for each in extents
+            _ExtentWriter(source, self._take_buffer, each, shape.layerwise, self.block_bytes)
+            for each in extents
         ]
         self._slots_each = extents[0].slots
         self._open = [each.slots for each in extents]  # chunks neither kept nor discarded
@@ -215,6 +223,7 @@ class LocalStagedPrefix(StagedPrefix):
         self._ended = [False] * len(shape.keys)
         self._position_bytes = 0
         self._being_written: tuple[_ExtentWriter, Future[None]] | None = None
+        self._failure: BaseException | None = None  # of an extent that was written meanwhile
         self._chunks_staged = [StagedChunk(self, index) for index in range(len(shape.keys))]
         self.staged = self._chunks_staged
 
@@ -245,13 +254,25 @@ class LocalStagedPrefix(StagedPrefix):
         self._being_written = (writer, self._source.begin_write([transfer], writer.path))
 
     def _settle(self) -> None:
-        """Wait for the extent that is being written; raises what that raised."""
+        """Wait for the extent that is being written; raises what any such write has raised."""
+        self._await_write()
+        if self._failure is not None:
+            raise self._failure
+
+    def _await_write(self) -> None:
         if self._being_written is not None:
             (writer, write), self._being_written = self._being_written, None
-            try:
-                write.result()
-            finally:
-                writer.return_memory()
+            self._failure = write.exception() or self._failure
+            writer.return_memory()
+
+    def _take_buffer(self, length_bytes: int) -> Bytes | None:
+        """Where no other memory is free, that of the extent that is being written."""
+        with contextlib.suppress(Busy):
+            buffer = self._source.take_buffer(length_bytes)
+            if buffer is not None:
+                return buffer
+        self._settle()
+        return self._source.take_buffer(length_bytes)
 
     def _rows(
         self, position_bytes: int, data: memoryview
@@ -310,7 +331,9 @@ class LocalStagedPrefix(StagedPrefix):
         self.checksums[chunks, layers * blocks_each + block] = sums
 
     def finish(self) -> None:
-        """Wait for the device, and assert that every byte of the payload was written."""
+        """Wait for the device, and assert that every byte of the payload was written. Raises what
+        a write has raised, every time.
+        """
         self._settle()
         assert self._position_bytes == self.shape.total_bytes, "the put is torn"
 
@@ -342,8 +365,7 @@ class LocalStagedPrefix(StagedPrefix):
         """This chunk is through; with the last of its extent that nobody keeps, the space is."""
         if not self._ended[index]:
             self._ended[index] = True
-            with contextlib.suppress(ObjectCacheError):  # told already, or of no interest any more
-                self._settle()
+            self._await_write()  # what it raises is for `finish`
             extent = index // self._slots_each
             self._open[extent] -= 1
             if self._open[extent] == 0:

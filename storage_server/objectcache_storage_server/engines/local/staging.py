@@ -132,6 +132,22 @@ class StagedRun(LocalStaged):
         self._checksums = array("Q")
         self._early: dict[int, bytes] = {}
         self._is_open = True
+        self._is_chunk = False
+        self._parent_key: str | None = None
+
+    def come_with_chunks(self, parent_key: str | None) -> None:
+        """It is one of a put's chunks, though it lies on its own; `parent_key` is the one before
+        it.
+        """
+        self._is_chunk, self._parent_key = True, parent_key
+
+    @property
+    def parent_key(self) -> str | None:
+        return self._parent_key
+
+    @property
+    def is_chunk(self) -> bool:
+        return self._is_chunk
 
     def write_at(self, offset_bytes: int, data: memoryview) -> None:
         assert self._is_open, "written to after its end"

@@ -2,7 +2,8 @@
 
 Each round: what waits is flushed, the page cache's budget is measured and extents change their path
 with it, what is too old or too much goes, chunks that lie badly are moved together, and now and
-then the order of uses is written to the index, so that a restart does not forget it.
+then the order of uses is written to the index, so that a restart does not forget it. A step that
+fails keeps no other from its turn.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,8 @@ MOVES_MAX = 64  # extents that change their path in one round
 USES_EVERY_S = 30.0
 SPARE_SEGMENTS = 1  # wholly free ones that are kept for the next puts
 PREFETCH_BYTES = 256 * MIB  # of one round, so that readers keep most of the device
+COMPLAIN_EVERY_S = 60.0  # about one step: what fails fails twice a second
+FRUITLESS_EVICTION_S = 30.0  # until the next where there was nothing to evict: it looks at all
 
 log = logging.getLogger("objectcache.storage_server.engines.local.upkeep")
 
@@ -55,6 +58,9 @@ class Upkeep:
         self._one_round = threading.Lock()
         self._budget_s = self._uses_s = self._decayed_s = time.monotonic()
         self._stored_uses = engine.holdings.clock_of_uses
+        self._complained_s: dict[str, float] = {}  # by step
+        self._evict_next_s = float("-inf")
+        self._objects_kept = -1  # how many there were when none of them could be evicted
         self._measure_budget()
         self._replan(self._decayed_s, moves_max=len(engine.holdings.extents))
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
@@ -76,36 +82,50 @@ class Upkeep:
         while not self._closing:
             self._wake.wait(ROUND_S)
             self._wake.clear()
-            try:
-                self.round()
-            except ObjectCacheError as error:
-                log.warning("upkeep goes on after: %s", error)
-            except Exception:
-                log.exception("upkeep goes on after a defect")
+            self.round()
 
     def round(self, now_s: float | None = None) -> None:
-        """One round of everything that is due."""
+        """One round of everything that is due. Raises nothing: what fails is logged."""
         with self._one_round:
             self._round(time.monotonic() if now_s is None else now_s)
 
     def _round(self, now_s: float) -> None:
         engine = self._engine
-        engine.flusher.flush()
-        engine.forget_lost()
+        self._step("flushing", now_s, engine.flusher.flush)
+        self._step("forgetting lost objects", now_s, engine.forget_lost)
         if now_s - self._budget_s >= BUDGET_EVERY_S:
             self._budget_s = now_s
-            self._measure_budget()
-            self._replan(now_s)
-            self._engine.holdings.return_free_segments(SPARE_SEGMENTS)
-        self._prefetch()
-        self._expire()
-        self._keep_below_watermark()
-        self.compactor.round(now_s)
+            self._step("residency", now_s, lambda: self._settle_residency(now_s))
+            self._step("returning files", now_s, self._return_free_segments)
+        self._step("prefetching", now_s, self._prefetch)
+        self._step("expiry", now_s, lambda: self._expire(now_s))
+        self._step("eviction", now_s, lambda: self._keep_below_watermark(now_s))
+        self._step("compaction", now_s, lambda: self.compactor.round(now_s))
         if now_s - self._uses_s >= USES_EVERY_S:
             self._uses_s = now_s
-            self._store_uses()
+            self._step("storing uses", now_s, self._store_uses)
+
+    def _step(self, name: str, now_s: float, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except ObjectCacheError as error:
+            if self._may_complain(name, now_s):
+                log.warning("upkeep goes on after %s failed: %s", name, error)
+        except Exception:
+            if self._may_complain(name, now_s):
+                log.exception("upkeep goes on after a defect in %s", name)
+
+    def _may_complain(self, about: str, now_s: float) -> bool:
+        if now_s - self._complained_s.get(about, float("-inf")) < COMPLAIN_EVERY_S:
+            return False
+        self._complained_s[about] = now_s
+        return True
 
     # --- residency ---
+
+    def _settle_residency(self, now_s: float) -> None:
+        self._measure_budget()
+        self._replan(now_s)
 
     def _measure_budget(self) -> None:
         settings = self._engine.settings
@@ -130,9 +150,9 @@ class Upkeep:
             extents = holdings.extents.used.copy()
         self._decayed_s = now_s
         plan = replan(extents, self.budget.bytes, moves_max)
-        for offset_bytes, length_bytes in holdings.set_paths(plan.to_direct.tolist(), Path.DIRECT):
+        for offset_bytes, length_bytes in joined(holdings.set_paths(plan.to_direct, Path.DIRECT)):
             engine.volume.drop_cache(offset_bytes, length_bytes)
-        holdings.set_paths(plan.to_page_cache.tolist(), Path.PAGE_CACHE)
+        holdings.set_paths(plan.to_page_cache, Path.PAGE_CACHE)
 
     def _prefetch(self) -> None:
         """Bring into the page cache what readers did not find there."""
@@ -142,10 +162,15 @@ class Upkeep:
 
     # --- capacity ---
 
-    def _expire(self) -> None:
+    def _return_free_segments(self) -> None:
+        self._engine.holdings.return_free_segments(SPARE_SEGMENTS)
+
+    def _expire(self, now_s: float) -> None:
         engine = self._engine
         with engine.index.reading() as view:
             rows = view.bucket_rows()
+        if view.damage.buckets and self._may_complain("damaged buckets", now_s):
+            log.error("the index's rows of these buckets are damaged: %s", view.damage.buckets)
         ttl_s = {
             row.number: row.info.policy.ttl_s for row in rows if row.info.policy.ttl_s is not None
         }
@@ -155,14 +180,18 @@ class Upkeep:
             if len(old):
                 engine.expired_objects += len(engine.remove_numbers(old, objects))
 
-    def _keep_below_watermark(self) -> None:
+    def _keep_below_watermark(self, now_s: float) -> None:
         engine, settings = self._engine, self._engine.settings
-        if settings.when_full != "evict":
+        object_count = len(engine.holdings.objects)
+        is_fruitless = now_s < self._evict_next_s and object_count == self._objects_kept
+        if settings.when_full != "evict" or is_fruitless:
             return
         capacity_bytes = engine.holdings.capacity_bytes()
         allocated_bytes = engine.holdings.allocated_bytes
         if allocated_bytes > settings.high_watermark * capacity_bytes:
-            engine.evict(allocated_bytes - int(settings.low_watermark * capacity_bytes))
+            wanted_bytes = allocated_bytes - int(settings.low_watermark * capacity_bytes)
+            if not engine.evict(wanted_bytes):
+                self._evict_next_s, self._objects_kept = now_s + FRUITLESS_EVICTION_S, object_count
 
     def _store_uses(self) -> None:
         engine, holdings = self._engine, self._engine.holdings

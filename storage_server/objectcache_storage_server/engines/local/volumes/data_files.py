@@ -11,6 +11,7 @@ flush) that could meet a full device.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import logging
@@ -22,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path as FilePath
 from typing import NamedTuple
 
+from objectcache_schemas.errors import Unavailable
+from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.direct.alignment import (
     Alignment,
     split_at,
@@ -52,10 +55,12 @@ from objectcache_storage_server.engines.local.volumes.volume import (
 )
 from objectcache_storage_server.engines.object_files import sync_folder
 
+SEGMENT_UNIT_BYTES = 4 * MIB  # files are made of whole ones
 FLUSH_THREADS = 8  # a device takes several flushes at once
 _NAME = re.compile(r"\d{6,}")
 _UNFINISHED = ".unfinished"
 _SEGMENT_BYTES = "segment_bytes"
+_HOW_TO_MEND_IT = "write the length in bytes of the data files beside it into it"
 _NOT_FOUND_WITHOUT_WAITING = (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL)
 _READ_WRITE = os.O_RDWR | os.O_CLOEXEC
 
@@ -78,6 +83,8 @@ class _DataFile(NamedTuple):
 class DataFiles(Volume):
     """Files `000000`, `000001`, ... of `segment_bytes` in a folder."""
 
+    gives_segments_back = True
+
     def __init__(
         self,
         folder: FilePath,
@@ -95,7 +102,8 @@ class DataFiles(Volume):
         in flight. Where the file system has no direct path, `paths` has the page cache only, and a
         transfer on the other fails an assertion.
 
-        Raises `OSError`: EINVAL where `direct_io` is io_uring and the kernel does not allow it.
+        Raises `Unavailable` where the files and what was settled of their length contradict each
+        other, and `OSError`: EINVAL where `direct_io` is io_uring and the kernel does not allow it.
         """
         assert segment_bytes > 0
         assert segment_bytes % BLOCK_BYTES == 0
@@ -190,7 +198,9 @@ class DataFiles(Volume):
     def prefetch(self, offset_bytes: int, length_bytes: int) -> None:
         for offset, length in split_at(offset_bytes, length_bytes, self.segment_bytes):
             segment, begin = divmod(offset, self.segment_bytes)
-            os.posix_fadvise(self._file(segment).buffered, begin, length, os.POSIX_FADV_WILLNEED)
+            with contextlib.suppress(OSError):  # the file may be gone since the range was read
+                file = self._file(segment)
+                os.posix_fadvise(file.buffered, begin, length, os.POSIX_FADV_WILLNEED)
 
     def write(self, transfers: Sequence[Transfer], path: Path) -> None:
         if path is Path.PAGE_CACHE:
@@ -307,6 +317,8 @@ class DataFiles(Volume):
         buffered = os.open(path, _READ_WRITE)
         if Path.DIRECT not in self.paths:
             return _DataFile(buffered, -1)
+        # What is not in memory is read directly, so reading ahead would read it twice.
+        os.posix_fadvise(buffered, 0, 0, os.POSIX_FADV_RANDOM)
         try:
             return _DataFile(buffered, _open_locked(path))
         except OSError:
@@ -327,7 +339,10 @@ def _open_locked(path: FilePath) -> int:
 def _settled_segment_bytes(folder: FilePath, segment_bytes: int) -> int:
     """The length of this folder's files; `segment_bytes` where none is settled yet."""
     path = folder / _SEGMENT_BYTES
+    lengths = {file.stat().st_size for file in folder.iterdir() if _NAME.fullmatch(file.name)}
     if not path.exists():
+        if lengths:
+            raise Unavailable(f"{path} is gone; {_HOW_TO_MEND_IT}")
         unfinished = path.with_suffix(_UNFINISHED)
         with open(unfinished, "w", encoding="ascii", opener=_open_private) as file:
             file.write(f"{segment_bytes}\n")
@@ -337,8 +352,13 @@ def _settled_segment_bytes(folder: FilePath, segment_bytes: int) -> int:
         sync_folder(folder)
     text = path.read_text("ascii", errors="replace").strip()
     if not text.isdecimal() or int(text) == 0 or int(text) % BLOCK_BYTES:
-        raise OSError(errno.EINVAL, f"{_SEGMENT_BYTES} of the data files holds {text[:20]!r}")
-    return int(text)
+        raise Unavailable(f"{path} holds {text[:20]!r}; {_HOW_TO_MEND_IT}")
+    settled_bytes = int(text)
+    # A file may have been cut short; a length that files are made with is what this one should say.
+    others = {length for length in lengths if length and length % SEGMENT_UNIT_BYTES == 0}
+    if max(lengths, default=0) > settled_bytes or (others and settled_bytes not in others):
+        raise Unavailable(f"{path} says {text}, no data file has that length; {_HOW_TO_MEND_IT}")
+    return settled_bytes
 
 
 def _open_private(path: str, flags: int) -> int:

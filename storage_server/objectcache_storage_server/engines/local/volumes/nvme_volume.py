@@ -73,6 +73,8 @@ def open_nvme_volume(
 class NvmeVolume(Volume):
     """Segments one after the other, behind the superblock."""
 
+    gives_segments_back = False  # the namespace is the store's alone
+
     def __init__(self, device: NvmeDevice, folder: FilePath, segment_bytes: int) -> None:
         """Open the namespace, or format one that is blank and the store's first.
 
@@ -161,10 +163,14 @@ class NvmeVolume(Volume):
         """Deallocate the whole blocks of the range."""
         begin = -(-offset_bytes // BLOCK_BYTES) * BLOCK_BYTES
         end = (offset_bytes + length_bytes) // BLOCK_BYTES * BLOCK_BYTES
-        if self._device.controller.has_deallocate and begin < end:
-            located = self._located(begin, end - begin)
-            lba_bytes = self._device.namespace.lba_bytes
+        if not self._device.controller.has_deallocate or begin >= end or self._is_closed:
+            return
+        located = self._located(begin, end - begin)
+        lba_bytes = self._device.namespace.lba_bytes
+        try:
             self._deallocate(lba_range(located, end - begin, lba_bytes))
+        except OSError as error:  # a hint: what is not deallocated can be written all the same
+            log.warning("%d bytes at %d were not deallocated: %s", end - begin, begin, error)
 
     def close(self) -> None:
         self._is_closed = True

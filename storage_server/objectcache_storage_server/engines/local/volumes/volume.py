@@ -37,6 +37,7 @@ class Volume(ABC):
     paths: frozenset[Path]  # that this volume has; never empty
     device_path: str  # for operators: how the direct path submits, and why
     segment_bytes: int  # an extent never crosses a multiple of this
+    gives_segments_back: bool  # whether `remove` makes room for anybody else
 
     # --- space ---
 
@@ -96,7 +97,9 @@ class Volume(ABC):
 
     @abstractmethod
     def discard(self, offset_bytes: int, length_bytes: int) -> None:
-        """The range holds nothing any more: tell the device (TRIM), where that is worth it."""
+        """The range holds nothing any more: tell the device (TRIM), where that is worth it. Best
+        effort: raises nothing.
+        """
 
     @abstractmethod
     def close(self) -> None:
