@@ -42,14 +42,17 @@ class WriterSpace(ExtentSource):
     def allocate(self, length_bytes: int, geometry: Geometry | None) -> int:
         """See `ExtentSource.allocate`."""
         wanted_bytes = round_up(length_bytes)
-        for may_evict in [True] * ROOM_ATTEMPTS + [False]:
+        may_evict = True
+        for attempts_left in reversed(range(ROOM_ATTEMPTS + 1)):
             path = self._path_for(length_bytes)
             with translated("make room in the data files", "the volume"):
                 number = self._holdings.allocate(length_bytes, path, geometry)
             if number is not None:
                 return number
-            if may_evict and self._evict(wanted_bytes) == 0:
+            if not may_evict:
                 break
+            # Where there was nothing to evict, somebody else may just have done so: look once more.
+            may_evict = self._evict(wanted_bytes) > 0 and attempts_left > 1
             wanted_bytes *= 2
         raise StorageFull(
             f"no room for {length_bytes} bytes in one run: {self._holdings.describe_room()}; "

@@ -40,7 +40,7 @@ USES_EVERY_S = 30.0
 SPARE_SEGMENTS = 1  # wholly free ones that are kept for the next puts
 PREFETCH_BYTES = 256 * MIB  # of one round, so that readers keep most of the device
 COMPLAIN_EVERY_S = 60.0  # about one step: what fails fails twice a second
-FRUITLESS_EVICTION_S = 30.0  # until the next where there was nothing to evict: it looks at all
+FRUITLESS_EVICTION_S = 5.0  # until the next where there was nothing to evict: it looks at all
 
 log = logging.getLogger("objectcache.storage_server.engines.local.upkeep")
 
