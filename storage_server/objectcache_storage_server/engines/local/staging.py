@@ -6,6 +6,7 @@ after a crash. A writer counts as a reader of its extents, so nothing else takes
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -78,21 +79,21 @@ class LocalStaged(Staged):
     def finish(self) -> None:
         """Write what is still in memory; nothing is written after it."""
 
+    @abstractmethod
     def size_bytes(self) -> int:
         """Bytes of the whole object; asserts that each was written, once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def checksums(self) -> array[int]:
         """xxh3_64 of each block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def place(self) -> tuple[tuple[int, ...], int]:
         """Its extents, and its slot."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keep(self) -> None:
         """The index names it: `discard` has no effect from here on."""
-        raise NotImplementedError
 
     @property
     def parent_key(self) -> str | None:
