@@ -1,12 +1,14 @@
 """Settings of both processes, from a file, the environment and flags, read once at the start.
 
 Later sources win: defaults, the TOML file, the environment, flags. A key that no setting has is an
-error. `limits` is what both sides must agree on; the other sections are what each process may tune.
+error; an environment variable of no section is only warned of. `limits` is what both sides must
+agree on; the other sections are what each process may tune.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ import msgspec
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB, KIB, MIB, Limits, Positive
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "OBJECTCACHE_"
 # Read by the gateway itself and by clients; not settings.
@@ -291,6 +295,9 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Section]:
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
             continue
         section, _, key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("_")
+        if section not in SECTIONS:  # Kubernetes sets OBJECTCACHE_SERVICE_HOST and such by itself
+            logger.warning("environment variable %s sets nothing and is ignored", variable)
+            continue
         _assign(sections, section, key, text, f"environment variable {variable}")
     return sections
 

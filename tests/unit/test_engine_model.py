@@ -249,6 +249,7 @@ class EnginesAgree(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
+        self.close_opened()  # what is open does not outlive its engine
         self.engine.close()
         self.engine = self.open_engine()
 

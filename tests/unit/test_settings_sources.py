@@ -62,12 +62,17 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
         load_settings(tmp_path / "absent.toml", {})
 
 
-def test_an_unknown_variable_with_our_prefix_is_refused_and_others_are_ignored() -> None:
+def test_an_unknown_variable_of_a_section_is_refused_and_others_are_ignored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     load_settings(None, {"PATH": "/bin", "OBJECTCACHE_ENDPOINT": "http://127.0.0.1:1"})
     with pytest.raises(InvalidRequest, match="OBJECTCACHE_GATEWAY_LISSEN"):
         load_settings(None, {"OBJECTCACHE_GATEWAY_LISSEN": "x"})
     with pytest.raises(InvalidRequest, match=r"environment.*puts_max"):
         load_settings(None, {"OBJECTCACHE_STORAGE_PUTS_MAX": "0"})
+    assert not caplog.records
+    load_settings(None, {"OBJECTCACHE_SERVICE_HOST": "10.0.0.1"})
+    assert "OBJECTCACHE_SERVICE_HOST sets nothing" in caplog.text
 
 
 @pytest.mark.parametrize(
