@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import os
 
-TIMES = int(os.environ.get("OBJECTCACHE_CRASH_TIMES", "1"))  # as much of everything
-SEED = int(os.environ.get("OBJECTCACHE_CRASH_SEED", "20260607"))
+TIMES = int(os.environ.get("CRASH_TEST_TIMES", "1"))  # as much of everything
+SEED = int(os.environ.get("CRASH_TEST_SEED", "20260607"))

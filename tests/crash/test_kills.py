@@ -1,6 +1,6 @@
 """SIGKILL at any moment loses nothing that was acknowledged and shows nothing torn.
 
-OBJECTCACHE_CRASH_TIMES=10 does so ten times as often; OBJECTCACHE_CRASH_SEED repeats a run.
+CRASH_TEST_TIMES=10 does so ten times as often; CRASH_TEST_SEED repeats a run.
 """
 
 from __future__ import annotations

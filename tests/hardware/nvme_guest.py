@@ -13,7 +13,7 @@ import time
 
 POWER_OFF = 0x4321FEDC
 WAIT_FOR_DRIVES_S = 30.0
-SYSTEM_MOUNTS = {"/proc": "proc", "/sys": "sysfs", "/dev": "devtmpfs", "/tmp": "tmpfs"}
+SYSTEM_MOUNTS = {"/proc": "proc", "/sys": "sysfs", "/dev": "devtmpfs"}
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def run_tests(interpreter: str, repository: str, *arguments: str) -> int:
     packages = [os.path.join(repository, name) for name in ("schemas", "storage_server")]
     environment = {
         "HOME": "/tmp",
-        "OBJECTCACHE_TEST_NVME_DEVICES": ":".join(f"/dev/{name}" for name in namespaces()),
+        "NVME_TEST_DEVICES": ":".join(f"/dev/{name}" for name in namespaces()),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": os.pathsep.join((repository, *packages)),
     }

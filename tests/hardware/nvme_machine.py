@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GUEST = REPOSITORY / "tests" / "hardware" / "nvme_guest.py"
-KERNEL_VARIABLE = "OBJECTCACHE_TEST_KERNEL"
+KERNEL_VARIABLE = "NVME_TEST_KERNEL"
 HOW_TO_GET_IT = (
     "install qemu-system-x86 and linux-image-cloud-amd64, or name the kernel image, beside its "
     f"config, in {KERNEL_VARIABLE}"

@@ -1,6 +1,6 @@
 """The NVMe volume on namespaces behind the kernel's driver.
 
-Runs where OBJECTCACHE_TEST_NVME_DEVICES names character devices (/dev/ng0n1, separated by colons)
+Runs where NVME_TEST_DEVICES names character devices (/dev/ng0n1, separated by colons)
 of which **everything on them may be overwritten**: in the emulated machine of
 `test_nvme_machine.py`, or on a drive of your own. What was written is checked through the block
 device, which knows nothing of passed-through commands.
@@ -43,13 +43,13 @@ from objectcache_storage_server.engines.local.volumes.nvme_volume import (
 )
 from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, Path, Transfer
 
-DEVICES = [name for name in os.environ.get("OBJECTCACHE_TEST_NVME_DEVICES", "").split(":") if name]
+DEVICES = [name for name in os.environ.get("NVME_TEST_DEVICES", "").split(":") if name]
 SEGMENT_BYTES = 16 * MIB
 DEPTH = 16
 QUEUE_LIMITS = ("max_hw_sectors_kb", "max_segments")
 
 pytestmark = pytest.mark.skipif(
-    not DEVICES, reason="OBJECTCACHE_TEST_NVME_DEVICES names no namespace that may be overwritten"
+    not DEVICES, reason="NVME_TEST_DEVICES names no namespace that may be overwritten"
 )
 
 
