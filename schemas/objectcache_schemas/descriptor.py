@@ -9,6 +9,7 @@ import base64
 import binascii
 import enum
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 DESCRIPTOR_VERSION = 1
 TARGET_ID_BYTES = 16
+CONTEXT_TOKENS_MAX = 1 << 40
+MODEL_CHARS_MAX = 128
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class DeliveryMode(enum.Enum):
@@ -74,6 +78,9 @@ class _WireDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     compute_window_s: float | None = None
     rdma_target: MemoryTarget | None = None
     parent_key: Any = msgspec.UNSET
+    context_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    model: str | msgspec.UnsetType | None = msgspec.UNSET
+    rate_bytes_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
 
 
 _DECODER = msgspec.msgpack.Decoder(_WireDescriptor)
@@ -84,7 +91,9 @@ class Descriptor:
     """A checked descriptor. `chunk_keys` are strings; a binary key has become its lowercase hex.
 
     `parent_key`, in a put alone, is the chunk before the first one in their prefix; None where it
-    is not known, or there is none.
+    is not known, or there is none. In a get alone: `context_tokens`, the length of the prompt, and
+    `model`, the name of a compute profile, tell the scheduler how long a layer computes where
+    `compute_window_s` does not; `rate_bytes_per_s` is the most that the client wants.
 
     Raises `InvalidRequest` (code InvalidDescriptor) when built with a value out of bounds.
     """
@@ -99,6 +108,9 @@ class Descriptor:
     compute_window_s: float | None = None
     rdma_target: MemoryTarget | None = field(default=None, repr=False)
     parent_key: str | None = None
+    context_tokens: int | None = None
+    model: str | None = None
+    rate_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -121,6 +133,23 @@ class Descriptor:
         if window_s is not None and not (math.isfinite(window_s) and window_s >= 0):
             raise InvalidRequest(
                 "compute_window_s must be a finite number of seconds, 0 or more",
+                code="InvalidDescriptor",
+            )
+        self._check_hints()
+
+    def _check_hints(self) -> None:
+        if self.context_tokens is not None:
+            _check("context_tokens", self.context_tokens, 1, CONTEXT_TOKENS_MAX)
+        if self.model is not None and not _MODEL.fullmatch(self.model):
+            raise InvalidRequest(
+                f"model must be 1 to {MODEL_CHARS_MAX} letters, digits, '.', '_', '-' and begin "
+                "with a letter or digit",
+                code="InvalidDescriptor",
+            )
+        rate = self.rate_bytes_per_s
+        if rate is not None and not (math.isfinite(rate) and rate >= 1):
+            raise InvalidRequest(
+                "rate_bytes_per_s must be a finite number of bytes per second, 1 or more",
                 code="InvalidDescriptor",
             )
 
@@ -154,8 +183,8 @@ class Descriptor:
                 )
 
     def to_bytes(self) -> bytes:
-        """The descriptor as a msgpack map, fields in the documented order; `parent_key` only where
-        there is one.
+        """The descriptor as a msgpack map, fields in the documented order; `parent_key` and what
+        follows it only where there is one.
         """
         return msgspec.msgpack.encode(
             _WireDescriptor(
@@ -169,7 +198,10 @@ class Descriptor:
                 on_missing=self.on_missing,
                 compute_window_s=self.compute_window_s,
                 rdma_target=self.rdma_target,
-                parent_key=msgspec.UNSET if self.parent_key is None else self.parent_key,
+                parent_key=_unset(self.parent_key),
+                context_tokens=_unset(self.context_tokens),
+                model=_unset(self.model),
+                rate_bytes_per_s=_unset(self.rate_bytes_per_s),
             )
         )
 
@@ -207,6 +239,9 @@ class Descriptor:
             wire.compute_window_s,
             wire.rdma_target,
             parent_key,
+            _set(wire.context_tokens),
+            _set(wire.model),
+            _set(wire.rate_bytes_per_s),
         )
         payload_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
         if payload_bytes > limits.payload_bytes_max:
@@ -301,6 +336,14 @@ def checked_keys(keys: tuple[Any, ...], chunks_max: int) -> tuple[str, ...]:
             code="DescriptorTooLarge",
         )
     return tuple([_checked_key(key, "chunk_keys", index) for index, key in enumerate(keys)])
+
+
+def _unset(value: T | None) -> T | msgspec.UnsetType:
+    return msgspec.UNSET if value is None else value
+
+
+def _set(value: T | msgspec.UnsetType | None) -> T | None:
+    return None if isinstance(value, msgspec.UnsetType) else value
 
 
 def _checked_parent(wire_key: object) -> str | None:

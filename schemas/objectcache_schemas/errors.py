@@ -210,6 +210,7 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("NoSuchKey", NotFound, 404, _N, _ELSEWHERE, "the object, or a chunk of the descriptor, is not stored"),
     ("NoSuchUpload", NotFound, 404, _C, _NEVER, "the multipart upload is not open"),
     ("NoSuchKvLayout", NotFound, 404, _C, _NEVER, "the bucket has no KV layout"),
+    ("NoSuchComputeProfile", NotFound, 404, _C, _NEVER, "the descriptor's model has no compute profile on the storage server; the message says how to add one"),
     ("NoSuchTarget", NotFound, 404, _C, _NEVER, "the target is not registered by this identity, or its session has ended"),
     ("NoSuchBucketPolicy", NotFound, 404, _N, _NEVER, "the bucket has no policy configuration; this server keeps none"),
     ("NoSuchCORSConfiguration", NotFound, 404, _N, _NEVER, "the bucket has no CORS configuration; this server keeps none"),

@@ -6,6 +6,11 @@ CHUNK_COUNT = "x-objectcache-chunk-count"
 LAYER_BYTES = "x-objectcache-layer-bytes"
 REQUEST_ID = "x-objectcache-request-id"
 RATE = "x-objectcache-rate"
+PATH = "x-objectcache-path"
+TRANSPORT = "x-objectcache-transport"
+WINDOW_SOURCE = "x-objectcache-window-source"
+CLIENT_SECONDS = "x-objectcache-client-seconds"
+TRACEPARENT = "traceparent"  # W3C Trace Context
 
 KV_GET = "kv-get"
 KV_MATCH = "kv-match"

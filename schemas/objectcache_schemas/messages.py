@@ -13,6 +13,8 @@ Conversations, gateway (G) to storage server (S):
     kv get   G KvGet                          S DeliveryAccepted
                without a target: G SendBody   S body
                with a target:                 S DeliveryEnded, when it has ended
+    lease    G LeaseTarget                    S TargetLeased, with one memory file
+             G EndLease                       S Done
     write    G PutObject | PutPart | KvPut    S SendData
              G data frames, an empty one, then CommitPut (S Stored | KvStored) | AbortPut (S Done)
     kv put   G KvPut with a target            S KvStored, when the chunks are stored
@@ -20,6 +22,11 @@ Conversations, gateway (G) to storage server (S):
 A put with a target has no data on this connection: S takes the payload out of the target, where the
 client has laid it. G sends it once the whole request was verified, and closing stops it until it is
 being committed.
+
+A delivery whose path is `buffer` is a kv get without a target here, and a lease beside it: G takes
+the body, and writes it into the client's memory itself. The lease lasts until EndLease, or until G
+closes, which it does only when it writes no more. S may send WireError before EndLease: the target
+was released, or the lease took too long. G then stops writing and closes, and so does S.
 
 A body goes where SendBody says. `into_socket` false: S writes exactly `length_bytes` raw bytes on
 this connection, and closes it if it cannot. `into_socket` true: the frame carries one file
@@ -31,6 +38,7 @@ Conversations, client (C) to the storage server's target socket (S):
     C JoinSession                             S SessionJoined | WireError (then S closes)
     C RegisterTarget, with one memory file    S TargetRegistered | WireError
     C ReleaseTarget                           S TargetReleased, once nothing writes to it any more
+    C LayersConsumed, at any time             nothing
                                               S LayersReady, DeliveryFailure: unasked, at any time
 
 When the connection ends, its targets end with it.
@@ -39,12 +47,17 @@ When the connection ends, its targets end with it.
 from __future__ import annotations
 
 import enum
+from typing import Annotated, Literal
 
 import msgspec
 
 from objectcache_schemas.errors import WireError
 from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.settings import CAP_GBPS_MAX
 
+PolicyName = Literal[
+    "equal", "kv_prop", "bw_prop", "stall_opt", "calibrated_stall_opt", "stall_dynamic"
+]
 PROTOCOL_VERSION = 1
 
 
@@ -302,6 +315,142 @@ class ObjectsPinned(Message, frozen=True):
     count: int
 
 
+# --- the schedule, for operators ------------------------------------------------------------------
+
+
+class TenantShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one tenant may take."""
+
+    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0  # of its stalls, and its share
+    cap_gbps: Annotated[float, msgspec.Meta(ge=0, le=CAP_GBPS_MAX)] = 0.0  # 0 is none of its own
+    deliveries_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: the setting's
+
+
+class ScheduleChanges(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """What an operator changed; None leaves a setting as it is. Kept in DATA_DIR/schedule.json."""
+
+    policy: PolicyName | None = None
+    cap_gbps: Annotated[float, msgspec.Meta(ge=0, le=CAP_GBPS_MAX)] | None = None
+    margin_gbps: Annotated[float, msgspec.Meta(ge=0, le=CAP_GBPS_MAX)] | None = None
+    epoch_s: Annotated[float, msgspec.Meta(ge=0.001, le=10)] | None = None
+    layerwise_threshold_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    tenants: dict[str, TenantShare | None] = {}  # None: as everybody else again
+
+
+class ScheduleConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The schedule in force: the settings, and over them what an operator changed."""
+
+    policy: PolicyName
+    cap_gbps: float
+    margin_gbps: float
+    epoch_s: float
+    layerwise_threshold_bytes: int
+    tenants: dict[str, TenantShare] = {}
+
+
+class ScheduledDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One running delivery as the scheduler sees it."""
+
+    request_id: str
+    tenant: str
+    pooled: bool  # shares the pool; else it takes its fair share of what is read
+    layer_bytes: int
+    num_layers: int
+    compute_window_s: float | None
+    window_source: str
+    rate_bytes_per_s: float | None
+    sent_bytes: int
+    payload_bytes: int
+    next_layer: int
+    consumed_layers: int
+    age_s: float
+
+
+class GetSchedule(Message, frozen=True):
+    """Ask for the schedule. Reply: `ScheduleState`."""
+
+
+class SetSchedule(Message, frozen=True):
+    """Change the schedule of the running server, and keep the changes. Reply: `ScheduleState`.
+
+    `reset` forgets all earlier changes first.
+    """
+
+    changes: ScheduleChanges
+    reset: bool = False
+
+
+class ScheduleState(Message, frozen=True):
+    """Reply to `GetSchedule` and `SetSchedule`."""
+
+    configuration: ScheduleConfiguration
+    changes: ScheduleChanges  # those in force over the settings
+    deliveries: tuple[ScheduledDelivery, ...]  # the first 1,000
+    delivery_count: int
+    waiting: int  # requests in their tenants' queues
+    rate_bytes_per_s: float  # of all deliveries, over the last second
+
+
+# --- traces, for operators ------------------------------------------------------------------------
+
+
+class TracePhase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A part of a delivery's time: "client", "control_plane", "queue", "storage" or "network"."""
+
+    name: str
+    seconds: float
+
+
+class LayerTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One layer's life, in seconds from the request's arrival; None is not yet, or not known."""
+
+    layer: int
+    first_read_s: float | None
+    ready_s: float | None
+    consumed_s: float | None
+
+
+class DeliveryTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What became of one delivery, and when."""
+
+    request_id: str
+    bucket: str
+    tenant: str
+    path: str
+    transport: str
+    delivery: str  # layerwise or chunkwise
+    policy: str
+    chunk_count: int
+    payload_bytes: int
+    compute_window_s: float | None
+    window_source: str
+    rate_bytes_per_s: float | None  # assigned
+    achieved_bytes_per_s: float | None
+    started_unix_s: float
+    duration_s: float | None  # None: under way
+    phases: tuple[TracePhase, ...]
+    layers: tuple[LayerTrace, ...]
+    error: WireError | None = None
+
+
+class GetTraces(Message, frozen=True):
+    """Ask for the traces of a request, or of the last deliveries. Reply: `Traces`.
+
+    NotFound where a request id is given that no kept trace has.
+    """
+
+    request_id: str = ""
+    limit: int = 20
+
+
+class Traces(Message, frozen=True):
+    """Reply to `GetTraces`, the latest first."""
+
+    traces: tuple[DeliveryTrace, ...]
+
+
 # --- buckets -------------------------------------------------------------------------------------
 
 
@@ -369,6 +518,11 @@ class OpenObject(Message, frozen=True):
 
     bucket: str
     key: str
+    identity: str = ""  # who asks, for its tenant's share
+    request_id: str = ""
+    client_s: float = 0.0  # as of KvGet
+    gateway_s: float = 0.0
+    traceparent: str = ""
 
 
 class ObjectOpened(Message, frozen=True):
@@ -588,6 +742,29 @@ class KvGet(Message, frozen=True):
     identity: str  # who asks; a target must belong to the same
     request_id: str
     descriptor: bytes  # as it came over HTTP; the storage server parses and checks it
+    path: str = ""  # that the request forces, one of `DeliveryPath`; empty is the server's choice
+    client_s: float = 0.0  # that the client spent before it sent the request, as it says
+    gateway_s: float = 0.0  # that the gateway spent before it sent this
+    traceparent: str = ""  # W3C Trace Context, where the request is traced
+
+
+class DeliveryPath(enum.Enum):
+    """The paper's five paths (section 4.1)."""
+
+    S3TCP = "s3tcp"  # one object in the response body
+    BUFFER = "buffer"  # one object, staged in the gateway, into a target
+    DIRECT = "direct"  # one object, straight into a target
+    BATCH = "batch"  # many objects, chunkwise
+    AGG = "agg"  # many objects, layerwise
+
+
+class WindowSource(enum.Enum):
+    """Where a delivery's compute window came from."""
+
+    DESCRIPTOR = "descriptor"
+    PROFILE = "profile"
+    LEARNED = "learned"
+    NONE = "none"
 
 
 class DeliveryAccepted(Message, frozen=True):
@@ -597,7 +774,10 @@ class DeliveryAccepted(Message, frozen=True):
     chunk_count: int
     layer_bytes: int  # bytes of one layer payload
     body_bytes: int  # bytes of the response body; 0 with a target
-    rate_bytes_per_s: int | None = None
+    rate_bytes_per_s: int | None = None  # assigned for its life; None where the policy assigns none
+    path: str = ""
+    transport: str = "tcp"
+    window_source: str = "none"
 
 
 class DeliveryEnded(Message, frozen=True):
@@ -606,6 +786,37 @@ class DeliveryEnded(Message, frozen=True):
     payload_bytes: int
     error: WireError | None = None
     failed_layer: int | None = None
+
+
+class LeaseTarget(Message, frozen=True):
+    """Lease a part of a client's target, to write one payload to it. Reply: `TargetLeased`.
+
+    The five fields of the target are those of the descriptor's `rdma_target`. NotFound
+    (NoSuchTarget) unless the identity registered it.
+    """
+
+    identity: str  # who asks; the target must belong to the same
+    transport: str
+    target_id: bytes
+    offset_bytes: int
+    length_bytes: int
+    tag: int
+    payload_bytes: Annotated[int, msgspec.Meta(ge=1)]  # to be written from `offset_bytes` on
+    first_layer: int  # of the payload; what has failed where the payload does not come
+    end_layer: int
+
+
+class TargetLeased(Message, frozen=True):
+    """Reply to `LeaseTarget`; the target's memory file is beside it."""
+
+
+class EndLease(Message, frozen=True):
+    """Nothing is written to the target any more. Reply: `Done`.
+
+    The target's owner hears of it: all layers are ready, or the delivery failed with `error`.
+    """
+
+    error: WireError | None = None
 
 
 class KvPut(Message, frozen=True):
@@ -681,6 +892,17 @@ class TargetReleased(Message, frozen=True):
     target_id: bytes
 
 
+class LayersConsumed(Message, frozen=True):
+    """The engine is through with the layers below `end_layer`; unanswered.
+
+    `compute_s` is the time that it computed on the last of them, waiting left out.
+    """
+
+    tag: int
+    end_layer: int
+    compute_s: float
+
+
 class LayersReady(Message, frozen=True):
     """All delivered layers below `end_layer` are in place for the delivery with this tag."""
 
@@ -718,12 +940,16 @@ GatewayRequest = (
     | ListUploads
     | KvMatch
     | KvGet
+    | LeaseTarget
     | KvPut
     | CreateSession
     | GetEngineStatus
     | CheckEngine
     | SetPolicy
     | PinObjects
+    | GetSchedule
+    | SetSchedule
+    | GetTraces
 )
 BodyChoice = SendBody | CloseObject
 PutEnd = CommitPut | AbortPut
@@ -746,14 +972,17 @@ StorageReply = (
     | Matched
     | DeliveryAccepted
     | DeliveryEnded
+    | TargetLeased
     | KvStored
     | SessionTicket
     | EngineState
     | CheckProgress
     | CheckEnded
     | ObjectsPinned
+    | ScheduleState
+    | Traces
 )
-TargetRequest = JoinSession | RegisterTarget | ReleaseTarget
+TargetRequest = JoinSession | RegisterTarget | ReleaseTarget | LayersConsumed
 TargetEvent = (
     WireError | SessionJoined | TargetRegistered | TargetReleased | LayersReady | DeliveryFailure
 )

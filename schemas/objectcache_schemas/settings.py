@@ -21,6 +21,11 @@ from objectcache_schemas.limits import GIB, KIB, MIB, Limits, Positive
 
 logger = logging.getLogger(__name__)
 
+CAP_GBPS_MAX = 100_000.0
+POLICIES = (
+    *("equal", "kv_prop", "bw_prop", "stall_opt", "calibrated_stall_opt"),
+    "stall_dynamic",
+)
 ENVIRONMENT_PREFIX = "OBJECTCACHE_"
 # Read by the gateway itself and by clients; not settings.
 OTHER_VARIABLES = frozenset(
@@ -210,6 +215,50 @@ class StorageSettings(_Settings, frozen=True):
     log_level: Annotated[str, _doc("debug, info, warning or error")] = "info"
 
 
+class SchedulerSettings(_Settings, frozen=True):
+    """Who gets which bytes when. `objectcache admin schedule` changes the first five of a running
+    server, and what it changed is kept in DATA_DIR/schedule.json and wins over these.
+    """
+
+    policy: Annotated[
+        str,
+        msgspec.Meta(
+            pattern="^(equal|kv_prop|bw_prop|stall_opt|calibrated_stall_opt|stall_dynamic)$"
+        ),
+        _doc("how layerwise deliveries share the link: " + ", ".join(POLICIES)),
+    ] = "stall_dynamic"
+    cap_gbps: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=CAP_GBPS_MAX),
+        _doc("rate of all deliveries together, 10^9 bits a second; 0 is no cap"),
+    ] = 0.0
+    margin_gbps: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=CAP_GBPS_MAX),
+        _doc("what calibrated_stall_opt adds to the rate at which a delivery would not stall"),
+    ] = 5.0
+    epoch_s: Annotated[
+        float,
+        msgspec.Meta(ge=0.001, le=10),
+        _doc("time between admissions by the policies that assign rates"),
+    ] = 0.01
+    tenant_deliveries_max: Annotated[
+        Positive, _doc("deliveries of one tenant at once; more wait")
+    ] = 256
+    queue_max: Annotated[
+        int, msgspec.Meta(ge=0), _doc("requests of one tenant that wait; more get SlowDown")
+    ] = 256
+    queue_timeout_s: Annotated[
+        Seconds, _doc("longest wait of a request for its turn, or for a rate, before SlowDown")
+    ] = 10.0
+    profiles_dir: Annotated[
+        str, _doc("directory of compute profiles, MODEL.csv each; default DATA_DIR/profiles")
+    ] = ""
+    traces_kept: Annotated[
+        int, msgspec.Meta(ge=0, le=100_000), _doc("deliveries whose trace is kept, the latest")
+    ] = 256
+
+
 class Settings(_Settings, frozen=True):
     """All settings of a deployment."""
 
@@ -217,6 +266,7 @@ class Settings(_Settings, frozen=True):
     limits: Limits = Limits()
     gateway: GatewaySettings = GatewaySettings()
     storage: StorageSettings = StorageSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
 
     @property
     def data_dir(self) -> Path:
@@ -231,6 +281,17 @@ class Settings(_Settings, frozen=True):
         return (
             Path(self.server.run_dir).absolute() if self.server.run_dir else self.data_dir / "run"
         )
+
+    @property
+    def schedule_file(self) -> Path:
+        """Where what an operator changed of the schedule is kept."""
+        return self.data_dir / "schedule.json"
+
+    @property
+    def profiles_dir(self) -> Path:
+        """The directory of compute profiles."""
+        given = self.scheduler.profiles_dir
+        return Path(given).absolute() if given else self.data_dir / "profiles"
 
     @property
     def storage_socket(self) -> Path:
