@@ -1,0 +1,9 @@
+"""Who gets which bytes when (paper, sections 3.4 to 3.6). Pure: time is an argument everywhere.
+
+Read in this order: `demand` (a delivery as the policies see it), `policies` (rates), `due_times`
+(the plan of stall_dynamic), `link` (pacing), `round_robin` (fair shares), `line`, `lanes` and
+`urgent_lane` (whose turn it is), `scheduler` (all of it together), `admission` (tenants' queues),
+`compute_windows` (how long a layer computes, by `compute_profile` or `learned_windows`;
+`profile_files` alone reads files), `overlap` and `lower_bound` (what a schedule costs, and how
+little it could).
+"""

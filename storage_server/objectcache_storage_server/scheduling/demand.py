@@ -1,0 +1,32 @@
+"""A delivery as the policies see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """`num_layers` layers of `layer_bytes` each, of which the GPU computes each for
+    `compute_window_s` (paper: L, s and c). `weight` counts its stalls that many times.
+
+    `compute_window_s` None is unknown: such a delivery does not join the pool.
+    """
+
+    layer_bytes: int
+    compute_window_s: float | None
+    num_layers: int
+    weight: float = 1.0
+    tenant: str = ""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all layers."""
+        return self.layer_bytes * self.num_layers
+
+    @property
+    def zero_stall_rate(self) -> float:
+        """Bytes per second from which no layer is late (paper: r*); infinite without a window."""
+        if not self.compute_window_s:
+            return float("inf")
+        return self.layer_bytes / self.compute_window_s
