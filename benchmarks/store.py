@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchmarks.prefix import Geometry, check_layer
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages import BucketInfo, BucketPolicy, Condition, Verification
-from objectcache_schemas.settings import Settings, StorageSettings
+from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server.connections.target_source import piece_bytes
 from objectcache_storage_server.deliver import Delivery, Dispatcher
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
@@ -25,7 +26,9 @@ from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.geometry import Geometry as ExtentGeometry
 from objectcache_storage_server.engines.open import open_local_engine
 from objectcache_storage_server.plan import plan_chunks, target_fragment_bytes
+from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.service import Service
+from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 
 BUCKET = "bench"
@@ -40,6 +43,7 @@ class Store:
     def __init__(self, folder: Path, engine: LocalEngine, service: Service) -> None:
         self.folder = folder
         self.engine = engine
+        self.service = service
         self._dispatcher: Dispatcher = service.dispatcher
         self.reader_threads = service.reader_threads
         if BUCKET not in {bucket.name for bucket in engine.buckets()}:
@@ -99,9 +103,14 @@ class Store:
         plan = plan_chunks(descriptor, opened.placements(), descriptor.delivery, fragment_bytes)
         ended = threading.Event()
         transport = InPlace(memory) if memory is not None else Passing(fragment_bytes)
-        delivery = Delivery(plan, opened, transport, lambda _: ended.set())
-        self._dispatcher.wake(delivery)
+        recorder = DeliveryRecorder(
+            "", BUCKET, "", started_s=time.monotonic(), started_unix_s=time.time()
+        )
+        delivery = Delivery(plan, opened, transport, lambda _: ended.set(), recorder)
+        layer_bytes = geometry.payload_bytes // geometry.num_layers
+        self._dispatcher.add(delivery, Demand(layer_bytes, None, geometry.num_layers))
         ended.wait()
+        self._dispatcher.remove(delivery)
         if delivery.error is not None:
             raise delivery.error
 
@@ -168,7 +177,9 @@ def opened_store(folder: Path, **storage: object) -> Generator[Store]:
     """Open a store with settings of `storage`; closed at the end."""
     settings = msgspec.structs.replace(StorageSettings(), **storage)
     engine = open_local_engine(folder, settings)
-    service = Service(Settings(storage=settings), engine)
+    service = Service(
+        Settings(storage=settings, server=ServerSettings(data_dir=str(folder))), engine
+    )
     try:
         yield Store(folder, engine, service)
     finally:

@@ -16,6 +16,7 @@ from objectcache_storage_server import multipart
 from objectcache_storage_server.connections.server import StorageServer
 from objectcache_storage_server.engines.open import open_engine
 from objectcache_storage_server.service import Service
+from objectcache_storage_server.tracing.export import open_export
 
 DESCRIPTION = "Run ObjectCache's storage server: engines, deliveries and their transports."
 
@@ -32,7 +33,8 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
         loop.add_reader(sys.stdin.fileno(), _read_stdin, stop)
     engine = open_engine(settings)
     multipart.create_bucket(engine)
-    service = Service(settings, engine)
+    export = open_export(os.environ)
+    service = Service(settings, engine, export.submit if export else None)
     server = StorageServer(service)
     await server.start()
     print(f"ready storage {settings.storage_socket}", flush=True)
@@ -41,6 +43,8 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
     logger.info("stopping: draining for up to %g s", settings.storage.drain_timeout_s)
     await server.drain(settings.storage.drain_timeout_s)
     service.close()
+    if export is not None:
+        export.close()
 
 
 def _read_stdin(stop: asyncio.Event) -> None:

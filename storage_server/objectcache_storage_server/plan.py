@@ -43,6 +43,7 @@ class Plan(ABC):
     """What one delivery reads, in the order it is sent."""
 
     payload_bytes: int
+    first_layer: int
     end_layer: int
 
     @abstractmethod
@@ -266,6 +267,7 @@ class RangePlan(Plan):
     offset_bytes: int
     payload_bytes: int
     fragment_bytes: int
+    first_layer: int = 0
     end_layer: int = 1
 
     def fragments(self) -> Iterator[Fragment]:

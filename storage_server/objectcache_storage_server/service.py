@@ -5,32 +5,54 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
-from objectcache_schemas.messages import Health
+from objectcache_schemas.limits import KIB
+from objectcache_schemas.messages import (
+    Health,
+    ScheduledDelivery,
+    ScheduleState,
+    SetSchedule,
+)
 from objectcache_schemas.settings import Settings
 from objectcache_storage_server.buffers import BufferPool
-from objectcache_storage_server.deliver import Dispatcher
+from objectcache_storage_server.deliver import Delivery, Dispatcher
 from objectcache_storage_server.engines.base import Engine
+from objectcache_storage_server.entrance import Entrance
+from objectcache_storage_server.schedule_changes import ScheduleBook
+from objectcache_storage_server.scheduling.compute_windows import WindowFinder
+from objectcache_storage_server.scheduling.flow import Flow
+from objectcache_storage_server.scheduling.scheduler import Scheduler
 from objectcache_storage_server.targets import TargetRegistry
 from objectcache_storage_server.tickets import TicketBook
+from objectcache_storage_server.tracing.recorder import DeliveryRecorder
+from objectcache_storage_server.tracing.trace_book import TraceBook
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 READER_THREADS_MAX = 8  # more threads only wait for each other's interpreter lock
 ENGINE_THREADS = 16  # calls that write, flush or look up; each blocks on the device
+FRAGMENT_BYTES_MIN = 64 * KIB
+SCHEDULED_DELIVERIES_SHOWN = 1000
 CHECK_RETRY_AFTER_S = 60.0  # a check reads the whole store
 
 
 class Service:
     """The storage server without its sockets."""
 
-    def __init__(self, settings: Settings, engine: Engine) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        export: Callable[[DeliveryRecorder], None] | None = None,
+    ) -> None:
+        """`export` is called with the record of each delivery that has ended."""
         storage = settings.storage
         self.settings = settings
         self.storage = storage
@@ -40,11 +62,17 @@ class Service:
         self.registry = TargetRegistry(storage.targets_bytes_max)
         self.tickets = TicketBook()
         self.reader_threads = storage.reader_threads or min(READER_THREADS_MAX, os.cpu_count() or 1)
-        self.dispatcher = Dispatcher(self.reader_threads)
+        self.schedule_book = ScheduleBook(settings)
+        self.entrance = Entrance(settings, self.schedule_book.configuration.tenants)
+        self.windows = WindowFinder(settings.profiles_dir)
+        self.traces = TraceBook(settings.scheduler.traces_kept, export)
+        self.dispatcher = Dispatcher(
+            self.reader_threads, Scheduler(self.schedule_book.configuration, time.monotonic())
+        )
         self.draining = False
         self.host_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._executor = ThreadPoolExecutor(ENGINE_THREADS, "engine")
-        self._deliveries = 0
+        self._schedule_lock = threading.Lock()
         self._puts = self._put_bytes = 0
         self._checking = False
         self._lock = threading.Lock()
@@ -57,25 +85,53 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
-    # --- deliveries ---
+    # --- the schedule ---
 
-    def admit_delivery(self) -> None:
-        """Count a delivery in, or raise `Busy` or `Unavailable`; `end_delivery` counts it out."""
-        if self.draining:
-            raise Unavailable("the storage server is stopping")
-        with self._lock:
-            if self._deliveries >= self.storage.deliveries_max:
-                raise Busy(
-                    f"{self._deliveries} deliveries are running, "
-                    f"storage.deliveries_max is {self.storage.deliveries_max}",
-                    retry_after_s=1.0,
-                )
-            self._deliveries += 1
+    @property
+    def policy(self) -> str:
+        """The policy in force."""
+        return self.schedule_book.configuration.policy
 
-    def end_delivery(self) -> None:
-        """Count a delivery out: it was not started, or let everything go. From any thread."""
-        with self._lock:
-            self._deliveries -= 1
+    @property
+    def layerwise_threshold_bytes(self) -> int:
+        """The threshold in force (paper, equation 2)."""
+        return self.schedule_book.configuration.layerwise_threshold_bytes
+
+    def fragment_bytes(self, wanted_bytes: int, slice_bytes: int) -> int:
+        """The size of fragments: as wanted, or less where they would make the cap's rate uneven,
+        but a slice at least, which is verified whole.
+        """
+        paced_bytes = self.dispatcher.with_scheduler(Scheduler.fragment_bytes_max)
+        least_bytes = min(wanted_bytes, max(slice_bytes, FRAGMENT_BYTES_MIN))
+        return int(max(least_bytes, min(wanted_bytes, paced_bytes)))
+
+    def change_schedule(self, request: SetSchedule) -> ScheduleState:
+        """Keep an operator's changes, and put them in force for what runs and what comes."""
+        with self._schedule_lock:
+            configuration = self.schedule_book.change(request.changes, request.reset)
+            self.dispatcher.with_scheduler(
+                lambda scheduler: scheduler.configure(configuration, time.monotonic())
+            )
+            self.entrance.configure(configuration.tenants)
+        return self.schedule_state()
+
+    def schedule_state(self) -> ScheduleState:
+        """The schedule in force, and what it does."""
+        return self.dispatcher.with_scheduler(self._schedule_state)
+
+    def _schedule_state(self, scheduler: Scheduler[Delivery]) -> ScheduleState:
+        now_s = time.monotonic()
+        flows = scheduler.flows()
+        return ScheduleState(
+            configuration=scheduler.configuration,
+            changes=self.schedule_book.changes,
+            deliveries=tuple(
+                _scheduled(flow, now_s) for flow in flows[:SCHEDULED_DELIVERIES_SHOWN]
+            ),
+            delivery_count=len(flows),
+            waiting=self.entrance.waiting,
+            rate_bytes_per_s=scheduler.meter.rate_bytes_per_s(now_s),
+        )
 
     # --- puts ---
 
@@ -134,7 +190,7 @@ class Service:
         """The state that health checks and the admin view show."""
         return Health(
             engine=self.engine.capabilities.name,
-            deliveries_in_flight=self._deliveries,
+            deliveries_in_flight=self.entrance.running,
             in_flight_bytes=self.pool.promised_bytes,
             damaged_count=self.engine.damaged_count,
             draining=self.draining,
@@ -142,6 +198,26 @@ class Service:
 
     def close(self) -> None:
         """Stop the threads and the engine; nothing may be running."""
+        self.entrance.close()
         self.dispatcher.close()
         self._executor.shutdown()
         self.engine.close()
+
+
+def _scheduled(flow: Flow[Delivery], now_s: float) -> ScheduledDelivery:
+    demand = flow.demand
+    return ScheduledDelivery(
+        request_id=flow.job.name,
+        tenant=demand.tenant,
+        pooled=flow.pooled,
+        layer_bytes=demand.layer_bytes,
+        num_layers=demand.num_layers,
+        compute_window_s=demand.compute_window_s,
+        window_source=flow.job.window_source,
+        rate_bytes_per_s=flow.rate_bytes_per_s,
+        sent_bytes=flow.sent_bytes,
+        payload_bytes=demand.payload_bytes,
+        next_layer=flow.next_layer,
+        consumed_layers=flow.consumed_layers,
+        age_s=now_s - flow.begun_s,
+    )

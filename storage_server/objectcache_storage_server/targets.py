@@ -25,11 +25,17 @@ _STAT_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
 
 
 class Target:
-    """One registered memory file, mapped writable."""
+    """One registered memory file, mapped writable.
 
-    def __init__(self, target_id: bytes, owner: TargetOwner, memory: mmap.mmap) -> None:
+    `descriptor` is its own, open while it is mapped.
+    """
+
+    def __init__(
+        self, target_id: bytes, owner: TargetOwner, memory: mmap.mmap, descriptor: int
+    ) -> None:
         self.target_id = target_id
         self.owner = owner
+        self.descriptor = descriptor
         self.length_bytes = len(memory)
         self.view: memoryview | None = memoryview(memory)
         self.leases: set[Lease] = set()
@@ -96,11 +102,12 @@ class TargetRegistry:
         _check_memory_file(descriptor, length_bytes)
         try:
             memory = mmap.mmap(descriptor, length_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            own_descriptor = os.dup(descriptor)
         except OSError as error:
             raise InvalidRequest(
                 f"the memory file cannot be mapped writable: {error.strerror}"
             ) from error
-        target = Target(secrets.token_bytes(TARGET_ID_BYTES), owner, memory)
+        target = Target(secrets.token_bytes(TARGET_ID_BYTES), owner, memory, own_descriptor)
         with self._lock:
             self._targets[target.target_id] = target
             owner.targets[target.target_id] = target
@@ -171,6 +178,7 @@ class TargetRegistry:
                 return
             target.view.release()
             target.view = None  # the mapping goes with its last reference
+            os.close(target.descriptor)
             done = target.on_unmapped
         if done is not None:
             done()

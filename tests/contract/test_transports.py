@@ -27,10 +27,12 @@ from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.plan import ChunkPlan, plan_chunks
 from objectcache_storage_server.targets import TargetOwner, TargetRegistry
+from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport
 from objectcache_storage_server.transports.memory import MemoryTransport
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
+from tests.schedules import a_recorder, a_scheduler, demand_of
 from tests.storage_client import sealed_memory_file
 
 CHUNKS, LAYERS, SLICE = 9, 5, 4096
@@ -56,7 +58,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def dispatcher() -> Iterator[Dispatcher]:
-    dispatcher = Dispatcher(2)
+    dispatcher = Dispatcher(2, a_scheduler(Delivery))
     yield dispatcher
     dispatcher.close()
 
@@ -106,7 +108,7 @@ class BodyHarness(Harness):
     def __init__(self, wake: Callable[[], None], ended: asyncio.Event) -> None:
         self._pool = BufferPool(FRAGMENT, 2 * FRAGMENT)
         self.transport: BodyTransport = self.transport_class(
-            self._pool, self._pool.grant(2 * FRAGMENT), wake
+            self._pool, self._pool.grant(2 * FRAGMENT), wake, a_recorder()
         )
         near, self._far = socket.socketpair()
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FRAGMENT)
@@ -210,12 +212,18 @@ class Run:
         self._loop = asyncio.get_running_loop()
         self._dispatcher = dispatcher
         self.harness: Harness = kind(self._wake, self.ended)
-        self.delivery = Delivery(self.plan, opened, self.harness.transport, self._on_end)
+        self.delivery = Delivery(
+            self.plan, opened, self.harness.transport, self._on_end, a_recorder()
+        )
 
     def _wake(self) -> None:
         self._dispatcher.wake(self.delivery)
 
+    def start(self) -> None:
+        self._dispatcher.add(self.delivery, demand_of(self.plan))
+
     def _on_end(self, delivery: Delivery) -> None:
+        self._dispatcher.remove(delivery)
         self._loop.call_soon_threadsafe(self.ended.set)
 
 
@@ -228,7 +236,7 @@ def test_the_payload_arrives_whole_and_the_memory_is_let_go(
         one = Run(engine, dispatcher, kind, mode)
         if isinstance(one.harness, SharedMemoryHarness):
             one.harness._layerwise = mode is DeliveryMode.LAYERWISE
-        dispatcher.wake(one.delivery)
+        one.start()
         payload = await asyncio.wait_for(one.harness.payload(mode), TIMEOUT_S)
         expected = DATA.transpose(1, 0, 2) if mode is DeliveryMode.LAYERWISE else DATA
         assert payload == expected.tobytes()
@@ -255,7 +263,7 @@ def test_a_failure_names_the_first_incomplete_layer_and_the_memory_is_let_go(
             read_many(reads, buffer)  # type: ignore[arg-type]
 
         monkeypatch.setattr(opened, "read_many", read_until_layer_2, raising=True)
-        dispatcher.wake(one.delivery)
+        one.start()
         layer, error = await asyncio.wait_for(one.harness.failure(), TIMEOUT_S)
         assert isinstance(error, DamagedData)
         assert layer <= 2  # with two readers, the layers before may not be through either
@@ -275,7 +283,7 @@ def test_a_cancelled_delivery_ends_and_lets_its_memory_go(
         one.delivery.fail(DeliveryFailed("nobody wants it"))
         await asyncio.wait_for(one.ended.wait(), TIMEOUT_S)
         assert one.harness.released()
-        dispatcher.wake(one.delivery)  # reads nothing any more
+        one.start()  # reads nothing any more
         if isinstance(one.harness, BodyHarness):
             with pytest.raises(DeliveryFailed):
                 await one.harness._sending
@@ -287,8 +295,14 @@ def test_a_cancelled_delivery_ends_and_lets_its_memory_go(
 class RefusingTransport(BodyTransport):
     """Tells when it first had no room."""
 
-    def __init__(self, pool: BufferPool, granted_bytes: int, wake: Callable[[], None]) -> None:
-        super().__init__(pool, granted_bytes, wake)
+    def __init__(
+        self,
+        pool: BufferPool,
+        granted_bytes: int,
+        wake: Callable[[], None],
+        recorder: DeliveryRecorder,
+    ) -> None:
+        super().__init__(pool, granted_bytes, wake, recorder)
         self.refused = asyncio.Event()
 
     def reserve(self, offset_bytes: int, length_bytes: int) -> bool:
@@ -310,7 +324,7 @@ def test_a_body_reads_no_further_ahead_than_its_grant(
         assert isinstance(harness, BodyHarness)
         transport = harness.transport
         assert isinstance(transport, RefusingTransport)
-        dispatcher.wake(one.delivery)
+        one.start()
         await asyncio.wait_for(transport.refused.wait(), TIMEOUT_S)
         assert 0 < sum(len(view) for view in transport._buffers.values()) <= 2 * FRAGMENT
         payload = await asyncio.wait_for(harness.payload(DeliveryMode.LAYERWISE), TIMEOUT_S)

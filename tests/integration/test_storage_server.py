@@ -70,6 +70,7 @@ SETTINGS = (
     "storage.server_in_flight_bytes_max=1048576",
     "storage.layerwise_threshold_bytes=1000000",
     "storage.deliveries_max=8",
+    "scheduler.queue_max=0",
     "storage.send_stall_timeout_s=1.0",
 )
 
@@ -444,11 +445,7 @@ def test_deliveries_over_deliveries_max_are_told_to_slow_down(
     try:
         for one in held:
             one.ask(slice_of_one, DeliveryAccepted)
-        if plain:
-            client.ask(OpenObject(bucket="kv", key=KEYS[0]), ObjectOpened)
-            client.send(SendBody(offset_bytes=0, length_bytes=10, into_socket=False))
-        else:
-            client.send(slice_of_one)
+        client.send(OpenObject(bucket="kv", key=KEYS[0]) if plain else slice_of_one)
         with pytest.raises(Busy, match="deliveries_max"):
             client.reply(DeliveryAccepted)
         held[0].ask(CloseObject(), Done)

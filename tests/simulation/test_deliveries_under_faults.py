@@ -18,9 +18,10 @@ from objectcache_storage_server.deliver import Delivery, DeliveryState
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.plan import Fragment, plan_chunks
-from objectcache_storage_server.schedule import RoundRobin
+from objectcache_storage_server.scheduling.scheduler import Grant
 from objectcache_storage_server.testing import FaultyEngine
 from objectcache_storage_server.transports.memory import MemoryTransport
+from tests.schedules import a_recorder, a_scheduler, demand_of
 
 CHUNKS, LAYERS, SLICE, FRAGMENT = 7, 4, 64, 150
 DELIVERIES = 12
@@ -47,7 +48,7 @@ class Simulation:
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self.random = random.Random(seed)
-        self.schedule: RoundRobin[Delivery] = RoundRobin()
+        self.schedule = a_scheduler(Delivery)
         self.ended: list[Delivery] = []
         self.taken: list[tuple[Delivery, Fragment]] = []  # by readers that have not finished
         self.clients: dict[Delivery, SlowClient] = {}
@@ -61,24 +62,28 @@ class Simulation:
         opened = engine.open_many("b", keys)
         plan = plan_chunks(descriptor, opened.placements(), mode, FRAGMENT)
         client = SlowClient(plan.payload_bytes, self.random.randint(1, 3))
-        delivery = Delivery(plan, opened, client, self.ended.append)
+        delivery = Delivery(plan, opened, client, self.end, a_recorder())
         self.clients[delivery] = client
-        self.schedule.wake(delivery)
+        self.schedule.add(delivery, demand_of(plan), 0.0, pooled=False)
+
+    def end(self, delivery: Delivery) -> None:
+        self.ended.append(delivery)
+        self.schedule.remove(delivery, 0.0)
 
     def step(self) -> None:
         """A reader takes or finishes a fragment, a client takes one, or rarely a client goes."""
         choice = self.random.random()
         if choice < 0.45 and len(self.taken) < 3:
-            work = self.schedule.next()
-            if work is not None:
-                self.taken.append(work)
+            work = self.schedule.next(0.0)
+            if isinstance(work, Grant):
+                self.taken.append((work.job, work.fragment))
         elif choice < 0.8 and self.taken:
             delivery, fragment = self.taken.pop(self.random.randrange(len(self.taken)))
             delivery.execute(fragment)
         elif choice < 0.995:
             delivery = self.random.choice(list(self.clients))
             self.clients[delivery].room += 1
-            self.schedule.wake(delivery)
+            self.schedule.wake(delivery, 0.0)
         else:
             self.random.choice(list(self.clients)).fail(DeliveryFailed("the client is gone"))
 

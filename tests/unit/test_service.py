@@ -56,6 +56,7 @@ from objectcache_storage_server.service import Service
 from objectcache_storage_server.testing import WrappedEngine
 from objectcache_storage_server.transports.body import BodyTransport
 from tests.contract.engine_suite import put
+from tests.schedules import a_recorder
 from tests.storage_client import sealed_memory_file
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ def _receive(far: socket.socket) -> StorageReply | WireError:
 @asynccontextmanager
 async def hosted(
     limits: Limits = Limits(),  # noqa: B008 - frozen
-    server: ServerSettings = ServerSettings(),  # noqa: B008 - frozen
+    server: ServerSettings = ServerSettings(data_dir="/nonexistent"),  # noqa: B008 - frozen
     engine: Engine | None = None,
     **storage: object,
 ) -> AsyncGenerator[Host]:
@@ -317,7 +318,7 @@ def test_no_buffer_takes_more_memory_than_it_is_charged(
 @pytest.mark.asyncio
 async def test_a_buffer_that_is_not_full_takes_its_whole_share_of_a_grant() -> None:
     pool = BufferPool(1000, 10_000)
-    transport = BodyTransport(pool, pool.grant(2000), lambda: None)
+    transport = BodyTransport(pool, pool.grant(2000), lambda: None, a_recorder())
     assert transport.reserve(0, 600)
     assert transport.reserve(600, 600)
     assert not transport.reserve(1200, 100)  # though only 1,200 bytes are wanted so far

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import threading
@@ -19,12 +20,15 @@ from objectcache_schemas.messages import (
     PROTOCOL_VERSION,
     DeliveryFailure,
     JoinSession,
+    LayersConsumed,
     LayersReady,
     RegisterTarget,
     SessionJoined,
     TargetEvent,
 )
 from objectcache_storage_server.connections.sessions import (
+    COMPUTE_S_MAX,
+    CONSUMPTIONS_WATCHED_MAX,
     UNSENT_BYTES_MAX,
     Session,
     SessionServer,
@@ -170,3 +174,120 @@ async def test_a_client_too_far_behind_its_events_is_gone() -> None:
             await asyncio.wait([client.serving])
         assert client.serving.exception() is None
         assert repr(client.registry) == "<TargetRegistry 0 targets>"
+
+
+def consumed(tag: int, end_layer: int, compute_s: float = 0.25) -> LayersConsumed:
+    return LayersConsumed(tag=tag, end_layer=end_layer, compute_s=compute_s)
+
+
+class Heard:
+    """Collects what a session says that it consumed, and when so much has come."""
+
+    def __init__(self) -> None:
+        self.messages: list[LayersConsumed] = []
+        self.threads: set[int] = set()
+        self._changed = asyncio.Event()
+
+    def __call__(self, message: LayersConsumed) -> None:
+        self.messages.append(message)
+        self.threads.add(threading.get_ident())
+        self._changed.set()
+
+    async def until(self, message: LayersConsumed) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while message not in self.messages:
+                await self._changed.wait()
+                self._changed.clear()
+
+
+@pytest.mark.asyncio
+async def test_feedback_reaches_whoever_watches_its_delivery_and_nobody_else() -> None:
+    async with joined() as client:
+        session = await client.register()
+        client.registry.gate.set()
+        first, second = Heard(), Heard()
+        await asyncio.to_thread(session.watch_consumption, 1, first)
+        session.watch_consumption(2, second)
+        sent = [consumed(1, 1), consumed(3, 9), consumed(2, 5, 0.5), consumed(1, 2)]
+        client.client.sendall(b"".join([encode_frame(message) for message in sent]))
+        await first.until(sent[-1])
+        assert (first.messages, second.messages) == ([sent[0], sent[3]], [sent[2]])
+        assert first.threads == {threading.get_ident()}  # the event loop's
+
+
+@pytest.mark.asyncio
+async def test_feedback_of_a_delivery_that_has_ended_is_ignored() -> None:
+    async with joined() as client:
+        session = await client.register()
+        client.registry.gate.set()
+        ended, running = Heard(), Heard()
+        session.watch_consumption(1, ended)
+        session.watch_consumption(2, running)
+        session.forget_consumption(1, running)  # which does not watch it
+        session.watch_consumption(3, ended)
+        for _ in range(2):
+            session.forget_consumption(1, ended)
+        client.client.sendall(encode_frame(consumed(1, 1)) + encode_frame(consumed(2, 1)))
+        await running.until(consumed(2, 1))
+        assert ended.messages == []
+        client.client.sendall(encode_frame(consumed(3, 1)))
+        await ended.until(consumed(3, 1))
+
+
+@pytest.mark.asyncio
+async def test_feedback_that_makes_no_sense_is_ignored_and_costs_nothing() -> None:
+    async with joined() as client:
+        session = await client.register()
+        client.registry.gate.set()
+        heard = Heard()
+        session.watch_consumption(1, heard)
+        nonsense = [
+            consumed(1, -1),
+            consumed(1, 1, -0.001),
+            consumed(1, 1, math.nan),
+            consumed(1, 1, math.inf),
+            consumed(1, 1, COMPUTE_S_MAX * 1.001),
+            consumed(-1, 1),
+        ]
+        bounds = [consumed(1, 0, 0.0), consumed(1, 1, COMPUTE_S_MAX)]
+        frames = [encode_frame(message) for message in [*nonsense, *bounds]]
+        client.client.sendall(b"".join(frames))
+        await heard.until(bounds[-1])
+        assert heard.messages == bounds
+        assert not client.serving.done()
+
+
+@pytest.mark.asyncio
+async def test_a_session_watches_a_bounded_number_of_deliveries() -> None:
+    async with joined() as client:
+        session = await client.register()
+        client.registry.gate.set()
+        past, last = Heard(), Heard()
+        for tag in range(CONSUMPTIONS_WATCHED_MAX - 1):
+            session.watch_consumption(tag, past)
+        session.watch_consumption(CONSUMPTIONS_WATCHED_MAX - 1, last)
+        session.watch_consumption(CONSUMPTIONS_WATCHED_MAX, past)
+        over, within = (
+            consumed(CONSUMPTIONS_WATCHED_MAX, 1),
+            consumed(CONSUMPTIONS_WATCHED_MAX - 1, 1),
+        )
+        client.client.sendall(encode_frame(over) + encode_frame(within))
+        await last.until(within)
+        assert past.messages == []
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_feedback_leaves_the_loop_to_others() -> None:
+    async with joined() as client:
+        session = await client.register()
+        client.registry.gate.set()
+        turns = 0
+        turns_between: list[int] = []
+        session.watch_consumption(1, lambda message: turns_between.append(turns))
+        frames = b"".join([encode_frame(consumed(1, layer)) for layer in range(500)])
+        client.client.sendall(frames)  # all there at once
+        async with asyncio.timeout(DEADLINE_S):
+            while len(turns_between) < 500:
+                turns += 1
+                await asyncio.sleep(0)
+        assert len(set(turns_between)) == 500

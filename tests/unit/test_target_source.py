@@ -27,7 +27,7 @@ from objectcache_schemas.errors import (
 )
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.messages import BucketInfo, KvPut, KvStored, StorageReply
-from objectcache_schemas.settings import Settings
+from objectcache_schemas.settings import ServerSettings, Settings
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.puts import serve_kv_put
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
@@ -86,7 +86,9 @@ class Host:
     def __init__(self) -> None:
         self.engine = GatedEngine()
         self.engine.create_bucket(BucketInfo(name="kv", owner="o", region="r", created_s=0.0))
-        self.service = Service(Settings(), self.engine)
+        self.service = Service(
+            Settings(server=ServerSettings(data_dir="/nonexistent")), self.engine
+        )
         self.owner = TargetOwner("alice")
         self.target, self.memory = self.register(len(PAYLOAD))
         self.memory[:] = PAYLOAD

@@ -16,6 +16,7 @@ from objectcache_schemas.messages import (
     Hello,
     KvGet,
     KvPut,
+    LeaseTarget,
     OpenObject,
     PutObject,
     PutPart,
@@ -31,6 +32,7 @@ from objectcache_storage_server.connections.puts import (
     serve_put_part,
 )
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
+from objectcache_storage_server.connections.staged_targets import serve_lease
 from objectcache_storage_server.service import Service
 
 HELLO_TIMEOUT_S = 10.0
@@ -107,6 +109,8 @@ class GatewayConnection:
                 await serve_put_part(service, talk, request)
             case KvPut():
                 await serve_kv_put(service, talk, request)
+            case LeaseTarget():
+                await serve_lease(service, talk, request)
             case CheckEngine():
                 await serve_check(service, talk, request)
             case _:

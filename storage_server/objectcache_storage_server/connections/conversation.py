@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from objectcache_schemas.messages import BodyChoice, PutEnd
+from objectcache_schemas.messages import BodyChoice, EndLease, PutEnd
 from objectcache_storage_server.connections.sockets import StreamSocket
 
 _BODY_CHOICE = msgspec.msgpack.Decoder(BodyChoice)
 _PUT_END = msgspec.msgpack.Decoder(PutEnd)
+_LEASE_END = msgspec.msgpack.Decoder(EndLease)
 
 
 class Conversation:
@@ -29,6 +30,10 @@ class Conversation:
     async def receive_put_end(self) -> PutEnd:
         """How the gateway ends the data of a put."""
         return await self.stream.receive_frame(_PUT_END)
+
+    async def receive_lease_end(self) -> EndLease:
+        """How the gateway ends its writing into a target."""
+        return await self.stream.receive_frame(_LEASE_END)
 
     def take_descriptor(self) -> int | None:
         """The file descriptor that came with the last message."""

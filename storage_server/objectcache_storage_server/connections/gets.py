@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket as sockets
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
 
-from objectcache_schemas.descriptor import Descriptor, MemoryTarget, OnMissing
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import (
     DeliveryFailed,
     InvalidRequest,
@@ -18,7 +18,6 @@ from objectcache_schemas.errors import (
 )
 from objectcache_schemas.messages import (
     BodySent,
-    DeliveryAccepted,
     DeliveryEnded,
     Done,
     KvGet,
@@ -27,10 +26,22 @@ from objectcache_schemas.messages import (
     OpenObject,
     SendBody,
 )
+from objectcache_storage_server.connections.accounts import new_recorder, recorded
+from objectcache_storage_server.connections.consumption import ConsumptionWatch
 from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.prefixes import open_prefix
+from objectcache_storage_server.connections.running import (
+    TCP,
+    BodyDelivery,
+    RunningDelivery,
+    Terms,
+    accepted,
+    wait_admitted,
+)
 from objectcache_storage_server.connections.sessions import Session
 from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.deliver import Delivery, DeliveryState
+from objectcache_storage_server.delivery_path import forced_mode, is_body, path_taken
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.mode import choose_mode
 from objectcache_storage_server.plan import (
@@ -40,69 +51,47 @@ from objectcache_storage_server.plan import (
     plan_chunks,
     target_fragment_bytes,
 )
+from objectcache_storage_server.scheduling.compute_windows import Window
+from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.service import Service
-from objectcache_storage_server.transports.base import Transport
+from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.body import BodyTransport
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 
 logger = logging.getLogger("objectcache.storage_server.gets")
 
 
-class RunningDelivery:
-    """A delivery, and its end as something the event loop can wait for."""
-
-    def __init__(self, plan: Plan, opened: OpenObjects, transport: Transport, name: str) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.ended = asyncio.Event()
-        self.delivery = Delivery(plan, opened, transport, self._on_end, name)
-
-    def _on_end(self, delivery: Delivery) -> None:
-        self._loop.call_soon_threadsafe(self.ended.set)
-
-    async def cancel(self, why: str) -> None:
-        """End it, and return when nothing reads or writes for it any more."""
-        self.delivery.fail(DeliveryFailed(why))
-        await asyncio.shield(self.ended.wait())
-
-
-@dataclass(frozen=True, slots=True)
-class BodyDelivery:
-    """A running delivery whose payload goes into a socket."""
-
-    running: RunningDelivery
-    transport: BodyTransport
-    payload_bytes: int
-
-    async def close(self, why: str) -> None:
-        """End it if it has not ended, and give its memory back."""
-        await self.running.cancel(why)
-        self.transport.release()
-
-
 async def serve_object(service: Service, talk: Conversation, request: OpenObject) -> None:
     """`OpenObject`, then the range that the gateway chose."""
-    opened = await service.call(service.engine.open_many, request.bucket, [request.key])
-    try:
-        info = opened.infos[0]
-        if info is None:
-            raise NotFound(f"{request.key!r} is not stored", key=request.key)
-        await talk.send(ObjectOpened(info=info))
-        choice = await talk.receive_body_choice()
+    recorder = new_recorder(request)
+    async with service.entrance.admitted(request.identity, talk.stream.closed_by_peer) as waited_s:
+        recorder.queued(waited_s)
+        opened = await service.call(service.engine.open_many, request.bucket, [request.key])
+        try:
+            info = opened.infos[0]
+            if info is None:
+                raise NotFound(f"{request.key!r} is not stored", key=request.key)
+            await talk.send(ObjectOpened(info=info))
+            choice = await talk.receive_body_choice()
+        except BaseException:
+            opened.close()
+            raise
         if not isinstance(choice, SendBody):
+            opened.close()
             await talk.send(Done())
             return
-        service.admit_delivery()
-    except BaseException:
-        opened.close()
-        raise
-    try:
-        await _send_body(service, talk, _start_range(service, opened, info, choice), choice)
-    finally:
-        service.end_delivery()
+        with recorded(service, recorder):
+            body = _start_range(service, opened, info, choice, recorder, request.identity)
+            await _send_body(service, talk, body, choice)
 
 
 def _start_range(
-    service: Service, opened: OpenObjects, info: ObjectInfo, choice: SendBody
+    service: Service,
+    opened: OpenObjects,
+    info: ObjectInfo,
+    choice: SendBody,
+    recorder: DeliveryRecorder,
+    tenant: str,
 ) -> BodyDelivery:
     end_bytes = choice.offset_bytes + choice.length_bytes
     if not 0 <= choice.offset_bytes <= end_bytes <= info.size_bytes:
@@ -112,101 +101,89 @@ def _start_range(
         opened.placements()[0],
         choice.offset_bytes,
         choice.length_bytes,
-        service.storage.fragment_bytes,
+        service.fragment_bytes(service.storage.fragment_bytes, 0),
     )
-    return _start_body(service, plan, opened, info.key)
+    demand = Demand(max(1, choice.length_bytes), None, 1, tenant=tenant)
+    return _start_body(service, plan, opened, Terms(recorder, demand, service.policy))
 
 
 async def serve_kv_get(service: Service, talk: Conversation, request: KvGet) -> None:
     """`KvGet`: plan the delivery, say so, and carry it to its end."""
     descriptor = Descriptor.from_bytes(request.descriptor, service.limits)
-    service.admit_delivery()
-    try:
-        opened = await service.call(_open_prefix, service, request.bucket, descriptor)
-        plan, accepted = _plan(service, opened, descriptor)
-        if descriptor.rdma_target is None:
-            body = _start_body(service, plan, opened, request.request_id)
-            await _serve_body(service, talk, body, accepted)
-        else:
-            running = _start_target(service, plan, opened, request, descriptor.rdma_target)
-            await _serve_target(service, talk, running, accepted)
-    finally:
-        service.end_delivery()
+    mode = forced_mode(
+        request.path,
+        descriptor.delivery,
+        len(descriptor.chunk_keys),
+        descriptor.rdma_target is not None,
+    )
+    recorder = new_recorder(request)
+    with recorded(service, recorder):
+        gone = talk.stream.closed_by_peer
+        async with service.entrance.admitted(request.identity, gone) as waited_s:
+            recorder.queued(waited_s)
+            await _serve_prefix(service, talk, request, descriptor, mode, recorder)
+
+
+async def _serve_prefix(
+    service: Service,
+    talk: Conversation,
+    request: KvGet,
+    descriptor: Descriptor,
+    mode: DeliveryMode,
+    recorder: DeliveryRecorder,
+) -> None:
+    opened, window = await service.call(open_prefix, service, request, descriptor)
+    plan, terms = _plan(service, opened, descriptor, mode, request, recorder, window)
+    if is_body(request.path, descriptor.rdma_target is not None):
+        body = _start_body(service, plan, opened, terms)
+        await _serve_body(service, talk, body)
+    else:
+        running = _start_target(service, plan, opened, request, descriptor, terms)
+        await _serve_target(service, talk, running)
 
 
 def _plan(
-    service: Service, opened: OpenObjects, descriptor: Descriptor
-) -> tuple[ChunkPlan, DeliveryAccepted]:
-    """What will be delivered, and what the gateway is told of it."""
+    service: Service,
+    opened: OpenObjects,
+    descriptor: Descriptor,
+    asked_mode: DeliveryMode,
+    request: KvGet,
+    recorder: DeliveryRecorder,
+    window: Window,
+) -> tuple[ChunkPlan, Terms]:
+    """What will be delivered, and on which terms."""
     chunk_count = len(opened.infos)
-    payload_bytes = descriptor.payload_bytes(chunk_count)
-    threshold_bytes = service.storage.layerwise_threshold_bytes
-    mode = choose_mode(descriptor.delivery, payload_bytes, threshold_bytes)
-    accepted = DeliveryAccepted(
-        delivery=mode.value,
-        chunk_count=chunk_count,
-        layer_bytes=chunk_count * descriptor.per_layer_chunk_bytes,
-        body_bytes=0 if descriptor.rdma_target else payload_bytes,
+    mode = choose_mode(
+        asked_mode, descriptor.payload_bytes(chunk_count), service.layerwise_threshold_bytes
     )
+    layer_bytes = chunk_count * descriptor.per_layer_chunk_bytes
+    layer_count = descriptor.end_layer - descriptor.first_layer
+    has_target = descriptor.rdma_target is not None
     fragment_bytes = service.storage.fragment_bytes
-    if descriptor.rdma_target is not None:
+    if not is_body(request.path, has_target):
         fragment_bytes = target_fragment_bytes(
-            accepted.layer_bytes,
+            layer_bytes,
             service.reader_threads,
             fragment_bytes,
             service.storage.target_fragment_bytes_max,
         )
-    return plan_chunks(descriptor, opened.placements(), mode, fragment_bytes), accepted
+    fragment_bytes = service.fragment_bytes(fragment_bytes, descriptor.per_layer_chunk_bytes)
+    plan = plan_chunks(descriptor, opened.placements(), mode, fragment_bytes)
+    terms = Terms(
+        recorder,
+        Demand(layer_bytes, window.compute_window_s, layer_count, tenant=request.identity),
+        service.policy,
+        window,
+        path_taken(request.path, mode, chunk_count, has_target).value,
+        SharedMemoryTransport.name if has_target else TCP,
+        mode,
+        chunk_count,
+        descriptor.rate_bytes_per_s or math.inf,
+    )
+    return plan, terms
 
 
-def _open_prefix(service: Service, bucket: str, descriptor: Descriptor) -> OpenObjects:
-    """Open the chunks that will be delivered. Raises for the first that is missing or misfit."""
-    layout = service.engine.bucket(bucket).layout
-    if layout is not None:
-        descriptor.check_layout(layout)
-    opened = service.engine.open_many(bucket, descriptor.chunk_keys, are_prefix=True)
-    try:
-        stored = _stored_prefix(opened.infos)
-        if stored == len(opened.infos):
-            _check_sizes(opened.infos, descriptor)
-            return opened
-        if stored == 0 or descriptor.on_missing is OnMissing.FAIL:
-            key = descriptor.chunk_keys[stored]
-            raise NotFound(
-                f"chunk_keys[{stored}] ({key!r}) is not stored", missing_index=stored, key=key
-            )
-    except BaseException:
-        opened.close()
-        raise
-    opened.close()
-    shorter = service.engine.open_many(bucket, descriptor.chunk_keys[:stored], are_prefix=True)
-    if _stored_prefix(shorter.infos) < stored:  # deleted in between
-        shorter.close()
-        raise NotFound(f"chunk_keys[{stored - 1}] is not stored", missing_index=stored - 1)
-    try:
-        _check_sizes(shorter.infos, descriptor)
-    except BaseException:
-        shorter.close()
-        raise
-    return shorter
-
-
-def _stored_prefix(infos: Sequence[ObjectInfo | None]) -> int:
-    return next((index for index, info in enumerate(infos) if info is None), len(infos))
-
-
-def _check_sizes(infos: Sequence[ObjectInfo | None], descriptor: Descriptor) -> None:
-    for index, info in enumerate(infos):
-        if info is not None and info.size_bytes != descriptor.chunk_bytes:
-            raise InvalidRequest(
-                f"chunk_keys[{index}] ({info.key!r}) holds {info.size_bytes} bytes, num_layers x "
-                f"per_layer_chunk_bytes is {descriptor.chunk_bytes}",
-                code="DescriptorMismatch",
-                key=info.key,
-            )
-
-
-def _start_body(service: Service, plan: Plan, opened: OpenObjects, name: str) -> BodyDelivery:
+def _start_body(service: Service, plan: Plan, opened: OpenObjects, terms: Terms) -> BodyDelivery:
     """Begin reading into buffers; at most the delivery's grant runs ahead of the client.
 
     Takes `opened` over, whether it succeeds or not, as `_start_target` does.
@@ -221,17 +198,27 @@ def _start_body(service: Service, plan: Plan, opened: OpenObjects, name: str) ->
         opened.close()
         raise
     transport = BodyTransport(
-        service.pool, granted_bytes, lambda: service.dispatcher.wake(running.delivery)
+        service.pool,
+        granted_bytes,
+        lambda: service.dispatcher.wake(running.delivery),
+        terms.recorder,
     )
-    running = RunningDelivery(plan, opened, transport, name)
-    service.dispatcher.wake(running.delivery)
+    running = RunningDelivery(service, plan, opened, transport, terms)
+    running.start()
     return BodyDelivery(running, transport, plan.payload_bytes)
 
 
 def _start_target(
-    service: Service, plan: Plan, opened: OpenObjects, request: KvGet, asked: MemoryTarget
+    service: Service,
+    plan: Plan,
+    opened: OpenObjects,
+    request: KvGet,
+    descriptor: Descriptor,
+    terms: Terms,
 ) -> RunningDelivery:
     """Begin reading straight into the client's registered memory."""
+    asked = descriptor.rdma_target
+    assert asked is not None
     try:
         if asked.transport != SharedMemoryTransport.name:
             raise Unsupported(
@@ -245,17 +232,18 @@ def _start_target(
     session = lease.target.owner
     assert isinstance(session, Session)
     transport = SharedMemoryTransport(lease, asked.tag, session.post)
-    running = RunningDelivery(plan, opened, transport, request.request_id)
+    running = RunningDelivery(service, plan, opened, transport, terms)
     lease.on_release(running.delivery.fail)
-    service.dispatcher.wake(running.delivery)
+    watch = ConsumptionWatch(service, running, session, asked.tag, request, descriptor)
+    running.when_ended = watch.delivery_ended
+    running.start()
     return running
 
 
-async def _serve_body(
-    service: Service, talk: Conversation, body: BodyDelivery, accepted: DeliveryAccepted
-) -> None:
+async def _serve_body(service: Service, talk: Conversation, body: BodyDelivery) -> None:
     try:
-        await talk.send(accepted)
+        await wait_admitted(service, talk, body.running)
+        await talk.send(accepted(body.running))
         choice = await talk.receive_body_choice()
         if not isinstance(choice, SendBody):
             await body.close("the gateway took no body")
@@ -314,17 +302,21 @@ async def _send_watched(
         await asyncio.gather(sending, watching, return_exceptions=True)
         await body.close(why)
     logger.info("delivery %s was cut: %s", body.running.delivery.name, why)
+    body.running.terms.recorder.ended(time.monotonic(), DeliveryFailed(why).to_wire())
     talk.give_up()
 
 
-async def _serve_target(
-    service: Service, talk: Conversation, running: RunningDelivery, accepted: DeliveryAccepted
-) -> None:
+async def _serve_target(service: Service, talk: Conversation, running: RunningDelivery) -> None:
+    try:
+        await wait_admitted(service, talk, running)
+    except BaseException:
+        await running.cancel("it was not let in")
+        raise
     watching = asyncio.ensure_future(talk.stream.closed_by_peer())
     ending = asyncio.ensure_future(running.ended.wait())
     timeout_s = service.storage.delivery_timeout_s
     try:
-        await talk.send(accepted)
+        await talk.send(accepted(running))
         await asyncio.wait(
             {ending, watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
@@ -335,7 +327,9 @@ async def _serve_target(
         ending.cancel()
         await asyncio.gather(watching, ending, return_exceptions=True)
         await running.cancel("the client or the gateway is gone")
-    await talk.send(_ended(running.delivery))
+    ended = _ended(running.delivery)
+    running.terms.recorder.ended(time.monotonic(), ended.error)
+    await talk.send(ended)
 
 
 def _ended(delivery: Delivery) -> DeliveryEnded:

@@ -28,6 +28,8 @@ from objectcache_schemas.messages import (
     GetBucket,
     GetEngineStatus,
     GetHealth,
+    GetSchedule,
+    GetTraces,
     KvMatch,
     ListBuckets,
     ListObjects,
@@ -40,6 +42,7 @@ from objectcache_schemas.messages import (
     SessionTicket,
     SetLayout,
     SetPolicy,
+    SetSchedule,
     StatObject,
     Stored,
     Upload,
@@ -99,6 +102,12 @@ def answer(service: Service, request: GatewayRequest) -> msgspec.Struct:
             return _create_session(service, request)
         case GetEngineStatus() | SetPolicy() | PinObjects():
             return _answer_operator(engine, request)
+        case GetSchedule():
+            return service.schedule_state()
+        case SetSchedule():
+            return service.change_schedule(request)
+        case GetTraces():
+            return service.traces.answer(request, time.monotonic())
         case _:
             return _answer_multipart(service, request)
 

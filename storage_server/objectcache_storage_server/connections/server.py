@@ -126,6 +126,7 @@ class StorageServer:
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, let those under way finish within the time, then cut the rest."""
         self._service.draining = True
+        self._service.entrance.close()
         for listener in self._listeners:
             listener.cancel()
         for path in self._paths:

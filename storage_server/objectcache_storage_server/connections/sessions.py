@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -15,6 +16,7 @@ from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.messages import (
     PROTOCOL_VERSION,
     JoinSession,
+    LayersConsumed,
     RegisterTarget,
     ReleaseTarget,
     SessionJoined,
@@ -28,6 +30,8 @@ from objectcache_storage_server.tickets import TicketBook
 
 JOIN_TIMEOUT_S = 10.0
 UNSENT_BYTES_MAX = 1 << 20  # events a client has not taken; a client that far behind is gone
+CONSUMPTIONS_WATCHED_MAX = 4096  # of one session; the deliveries past it are served without
+COMPUTE_S_MAX = 3600.0  # of one layer
 
 logger = logging.getLogger("objectcache.storage_server.sessions")
 _DECODER = msgspec.msgpack.Decoder(TargetRequest)
@@ -44,6 +48,7 @@ class Session(TargetOwner):
         self._flushing = False
         self._lock = threading.Lock()
         self._flush_task: asyncio.Task[None] | None = None
+        self._consumptions: dict[int, Callable[[LayersConsumed], None]] = {}
         self.broken = asyncio.Event()
 
     async def stop(self) -> None:
@@ -68,6 +73,35 @@ class Session(TargetOwner):
             elif self._unsent and not self._flushing:
                 self._flushing = True
                 self._loop.call_soon_threadsafe(self._start_flush)
+
+    def watch_consumption(self, tag: int, callback: Callable[[LayersConsumed], None]) -> None:
+        """Have `callback` called in the event loop for what the client says that it has consumed
+        of the delivery with this tag, until `forget_consumption`. May be called from any thread.
+
+        It is a client's word: the layers may be none of the delivery's, and go back. A second
+        delivery with the same tag takes the first one's place.
+        """
+        with self._lock:
+            if tag in self._consumptions or len(self._consumptions) < CONSUMPTIONS_WATCHED_MAX:
+                self._consumptions[tag] = callback
+
+    def forget_consumption(self, tag: int, callback: Callable[[LayersConsumed], None]) -> None:
+        """What the client says with this tag is none of `callback`'s business any more. No effect
+        where it is not watching.
+        """
+        with self._lock:
+            if self._consumptions.get(tag) is callback:
+                del self._consumptions[tag]
+
+    def consumed(self, message: LayersConsumed) -> None:
+        """Tell whoever watches. Nonsense is ignored: it must not cost a client its targets."""
+        if not is_plausible(message):
+            logger.debug("session of %s: ignored %r", self.identity, message)
+            return
+        with self._lock:
+            callback = self._consumptions.get(message.tag)
+        if callback is not None:
+            callback(message)
 
     def _start_flush(self) -> None:
         self._flush_task = asyncio.create_task(self._flush())
@@ -175,6 +209,9 @@ class SessionServer:
                 self._registry.release(target, lambda: session.post(released))
             case ReleaseTarget():
                 raise InvalidRequest("target_id is not registered in this session")
+            case LayersConsumed():
+                session.consumed(request)
+                await asyncio.sleep(0)  # nothing is answered, so a client may send without end
             case RegisterTarget():
                 raise InvalidRequest("RegisterTarget needs a memory file beside it")
             case _:
@@ -195,6 +232,11 @@ class SessionServer:
 
     def __repr__(self) -> str:
         return f"<SessionServer {len(self._sessions)} sessions>"
+
+
+def is_plausible(consumed: LayersConsumed) -> bool:
+    """Whether the numbers can be a delivery's. No NaN is: it compares as false."""
+    return consumed.end_layer >= 0 and 0 <= consumed.compute_s <= COMPUTE_S_MAX
 
 
 async def _receive(socket: StreamSocket) -> TargetRequest:

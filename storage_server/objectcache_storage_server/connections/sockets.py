@@ -108,6 +108,17 @@ class StreamSocket:
         """Send one message."""
         await self.send_all(memoryview(encode_frame(message)))
 
+    async def send_frame_with(self, message: msgspec.Struct, descriptor: int) -> None:
+        """Send one message, with a file descriptor beside it; the caller keeps the descriptor."""
+        frame = memoryview(encode_frame(message))
+        while True:
+            try:
+                sent_bytes = socket.send_fds(self._socket, [frame], [descriptor])
+                break
+            except BlockingIOError:
+                await self.writable()
+        await self.send_all(frame[sent_bytes:])
+
     async def send_all(self, view: memoryview) -> None:
         """Send all of `view`. Raises `OSError`."""
         while view:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_storage_server.buffers import BufferPool
 from objectcache_storage_server.connections.sockets import StreamSocket
+from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 
 
@@ -26,8 +28,15 @@ class BodyTransport(Transport):
 
     name = "body"
 
-    def __init__(self, pool: BufferPool, granted_bytes: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        pool: BufferPool,
+        granted_bytes: int,
+        wake: Callable[[], None],
+        recorder: DeliveryRecorder,
+    ) -> None:
         self._pool = pool
+        self._recorder = recorder
         self._granted_bytes = granted_bytes
         self._wake = wake
         self._loop = asyncio.get_running_loop()
@@ -101,6 +110,7 @@ class BodyTransport(Transport):
     async def _send_piece(
         self, socket: StreamSocket, view: memoryview, stall_timeout_s: float
     ) -> None:
+        self._recorder.sending_begun(time.monotonic())
         try:
             async with asyncio.timeout(stall_timeout_s):
                 await socket.send_all(view)
@@ -111,3 +121,5 @@ class BodyTransport(Transport):
             ) from error
         except OSError as error:
             raise DeliveryFailed(f"the client is gone: {error.strerror}") from error
+        finally:
+            self._recorder.sending_ended(time.monotonic())

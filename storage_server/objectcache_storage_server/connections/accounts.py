@@ -1,0 +1,43 @@
+"""Whose turn it is, and what becomes of it: a delivery's admission and its trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, WireError
+from objectcache_schemas.messages import KvGet, OpenObject
+from objectcache_storage_server.service import Service
+from objectcache_storage_server.tracing.recorder import DeliveryRecorder
+
+
+@contextmanager
+def recorded(service: Service, recorder: DeliveryRecorder) -> Generator[None]:
+    """Keep the trace, and end it however the block ends; an error that is raised is its own."""
+    service.traces.begin(recorder)
+    error: WireError | None = None
+    try:
+        yield
+    except ObjectCacheError as raised:
+        error = raised.to_wire()
+        raise
+    except BaseException:
+        error = DeliveryFailed("the gateway is gone").to_wire()
+        raise
+    finally:
+        recorder.ended(time.monotonic(), error)
+
+
+def new_recorder(request: KvGet | OpenObject) -> DeliveryRecorder:
+    """The record of a request that has just arrived."""
+    return DeliveryRecorder(
+        request.request_id,
+        request.bucket,
+        request.identity,
+        started_s=time.monotonic(),
+        started_unix_s=time.time(),
+        client_s=request.client_s,
+        gateway_s=request.gateway_s,
+        traceparent=request.traceparent,
+    )

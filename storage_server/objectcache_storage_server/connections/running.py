@@ -1,0 +1,186 @@
+"""A delivery that runs, as the event loop sees it, and the terms on which it does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from objectcache_schemas.descriptor import DeliveryMode
+from objectcache_schemas.errors import Busy, DeliveryFailed
+from objectcache_schemas.messages import DeliveryAccepted, DeliveryPath, WindowSource
+from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.sockets import ConnectionEnded
+from objectcache_storage_server.deliver import Delivery, DeliveryState
+from objectcache_storage_server.delivery_path import is_body
+from objectcache_storage_server.engines.base import OpenObjects
+from objectcache_storage_server.entrance import stopping
+from objectcache_storage_server.plan import Plan
+from objectcache_storage_server.scheduling.compute_windows import Window
+from objectcache_storage_server.scheduling.demand import Demand
+from objectcache_storage_server.service import Service
+from objectcache_storage_server.tracing.recorder import DeliveryRecorder
+from objectcache_storage_server.transports.base import Transport
+from objectcache_storage_server.transports.body import BodyTransport
+
+TCP = "tcp"
+UNKNOWN_WINDOW = Window(None, WindowSource.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the scheduler and the trace are told of a delivery."""
+
+    recorder: DeliveryRecorder
+    demand: Demand
+    policy: str
+    window: Window = UNKNOWN_WINDOW
+    path: str = DeliveryPath.S3TCP.value
+    transport: str = TCP
+    delivery: DeliveryMode = DeliveryMode.CHUNKWISE
+    chunk_count: int = 1
+    rate_max: float = math.inf
+
+    @property
+    def pooled(self) -> bool:
+        """Whether it joins the pool (paper, section 3.4): layerwise, and with a window."""
+        is_layerwise = self.delivery is DeliveryMode.LAYERWISE
+        return is_layerwise and self.demand.compute_window_s is not None
+
+    def record(self, plan: Plan, rate_bytes_per_s: float | None) -> None:
+        """Tell the trace that the delivery may begin."""
+        self.recorder.accepted(
+            path=self.path,
+            transport=self.transport,
+            delivery=self.delivery.value,
+            policy=self.policy,
+            chunk_count=self.chunk_count,
+            payload_bytes=plan.payload_bytes,
+            first_layer=plan.first_layer,
+            end_layer=plan.end_layer,
+            compute_window_s=self.window.compute_window_s,
+            window_source=self.window.source.value,
+            rate_bytes_per_s=rate_bytes_per_s,
+            now_s=time.monotonic(),
+        )
+
+
+class RunningDelivery:
+    """A delivery, and its beginning and end as something the event loop can wait for."""
+
+    def __init__(
+        self,
+        service: Service,
+        plan: Plan,
+        opened: OpenObjects,
+        transport: Transport,
+        terms: Terms,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._service = service
+        self.terms = terms
+        self.admitted = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.rate_bytes_per_s: float | None = None
+        self.when_ended: Callable[[], None] | None = None  # called once, in the event loop
+        self.delivery = Delivery(
+            plan, opened, transport, self._on_end, terms.recorder, self._on_admitted
+        )
+        self.delivery.window_source = terms.window.source.value
+
+    def start(self) -> None:
+        """Hand it to the dispatcher; it may begin at once."""
+        terms = self.terms
+        terms.recorder.planned(time.monotonic())
+        self._service.dispatcher.add(
+            self.delivery, terms.demand, pooled=terms.pooled, rate_max=terms.rate_max
+        )
+        if self.delivery.state is not DeliveryState.RUNNING:  # it failed before it was handed over
+            self._service.dispatcher.remove(self.delivery)
+
+    def _on_admitted(self, rate_bytes_per_s: float | None) -> None:
+        if self.admitted.is_set():
+            return
+        self.rate_bytes_per_s = rate_bytes_per_s
+        self.terms.record(self.delivery.plan, rate_bytes_per_s)
+        self._loop.call_soon_threadsafe(self.admitted.set)
+
+    def _on_end(self, delivery: Delivery) -> None:
+        self._service.dispatcher.remove(delivery)
+        self._loop.call_soon_threadsafe(self._tell_ended)
+
+    def _tell_ended(self) -> None:
+        self.ended.set()
+        if self.when_ended is not None:
+            self.when_ended()
+
+    async def cancel(self, why: str) -> None:
+        """End it, and return when nothing reads or writes for it any more."""
+        self.delivery.fail(DeliveryFailed(why))
+        await asyncio.shield(self.ended.wait())
+
+
+async def wait_admitted(service: Service, talk: Conversation, running: RunningDelivery) -> None:
+    """Wait until the scheduler lets it begin, which under stall_dynamic it does at once.
+
+    Raises `Busy` where no rate can be had in time, `Unavailable` when the server drains before
+    that, and `ConnectionEnded` when the gateway is gone.
+    """
+    if running.admitted.is_set():
+        return
+    timeout_s = service.settings.scheduler.queue_timeout_s
+    watching = asyncio.ensure_future(talk.stream.closed_by_peer())
+    draining = service.entrance.closed
+    events = (running.admitted, running.ended, draining)
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(
+            {watching, *waits}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        is_gone = watching.done()
+    finally:
+        for task in (watching, *waits):
+            task.cancel()
+        await asyncio.gather(watching, *waits, return_exceptions=True)
+    if running.ended.is_set() or running.admitted.is_set():
+        return
+    if is_gone:
+        raise ConnectionEnded
+    if draining.is_set():
+        raise stopping()
+    raise Busy(
+        f"no rate was free for {timeout_s:g} s (scheduler.queue_timeout_s)", retry_after_s=timeout_s
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BodyDelivery:
+    """A running delivery whose payload goes into a socket."""
+
+    running: RunningDelivery
+    transport: BodyTransport
+    payload_bytes: int
+
+    async def close(self, why: str) -> None:
+        """End it if it has not ended, and give its memory back."""
+        await self.running.cancel(why)
+        self.transport.release()
+
+
+def accepted(running: RunningDelivery) -> DeliveryAccepted:
+    """What the gateway is told of a delivery that may begin."""
+    terms = running.terms
+    rate = running.rate_bytes_per_s
+    leaves_as_body = is_body(terms.path, terms.transport != TCP)
+    return DeliveryAccepted(
+        delivery=terms.delivery.value,
+        chunk_count=terms.chunk_count,
+        layer_bytes=terms.demand.layer_bytes,
+        body_bytes=running.delivery.plan.payload_bytes if leaves_as_body else 0,
+        rate_bytes_per_s=None if rate is None else round(rate),
+        path=terms.path,
+        transport=terms.transport,
+        window_source=terms.window.source.value,
+    )

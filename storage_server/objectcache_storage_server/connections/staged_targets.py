@@ -1,0 +1,114 @@
+"""The storage server's side of the Buffer path (paper, section 4.1).
+
+The gateway writes one payload into a client's target itself. It leases the target here, is handed
+the target's memory file, and says when it has written; the client hears of it from here, as of any
+delivery. The lease keeps the target's memory from being released, so it ends only when the gateway
+has said that it writes no more, or has hung up, which says the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from objectcache_schemas.descriptor import MemoryTarget
+from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unsupported, WireError
+from objectcache_schemas.messages import (
+    DeliveryFailure,
+    Done,
+    LayersReady,
+    LeaseTarget,
+    TargetLeased,
+)
+from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.sessions import Session
+from objectcache_storage_server.service import Service
+from objectcache_storage_server.targets import Lease
+from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
+
+
+async def serve_lease(service: Service, talk: Conversation, request: LeaseTarget) -> None:
+    """`LeaseTarget`, to the end of the lease.
+
+    Raises `Unsupported` for a target that has no memory file, `InvalidRequest` where the payload
+    would leave its bounds, `NotFound` (NoSuchTarget) unless the identity registered it.
+    """
+    lease = _take_lease(service, request)
+    session = lease.target.owner
+    assert isinstance(session, Session)
+    failure: WireError | None = DeliveryFailed("the gateway is gone").to_wire()
+    try:
+        failure = await _hold(service, talk, lease)
+    finally:
+        session.post(_event(request, failure))
+        lease.end()
+    if not talk.given_up:
+        await talk.send(Done())
+
+
+def _take_lease(service: Service, request: LeaseTarget) -> Lease:
+    if request.transport != SharedMemoryTransport.name:
+        raise Unsupported(
+            f"rdma_target.transport {request.transport!r} cannot be written by the gateway; only "
+            f"{SharedMemoryTransport.name!r} can, use the path direct"
+        )
+    target = MemoryTarget(
+        transport=request.transport,
+        target_id=request.target_id,
+        offset_bytes=request.offset_bytes,
+        length_bytes=request.length_bytes,
+        tag=request.tag,
+    )
+    return service.registry.lease(request.identity, target, request.payload_bytes)
+
+
+async def _hold(service: Service, talk: Conversation, lease: Lease) -> WireError | None:
+    """Wait until the gateway writes no more; returns why it failed, None where it did not.
+
+    A lease that has to end early is told to the gateway, and is held on until it has answered.
+    Raises `ConnectionEnded` where the gateway hung up of itself.
+    """
+    stopped = _Stop()
+    lease.on_release(stopped.set)
+    await talk.stream.send_frame_with(TargetLeased(), lease.target.descriptor)
+    ending = asyncio.ensure_future(talk.receive_lease_end())
+    waiting = asyncio.ensure_future(stopped.event.wait())
+    timeout_s = service.storage.delivery_timeout_s
+    try:
+        await asyncio.wait(
+            {ending, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if ending.done():
+            return (await ending).error
+        why = stopped.error or DeliveryFailed(
+            f"it took over {timeout_s:g} s (storage.delivery_timeout_s)"
+        )
+        talk.give_up()
+        await talk.send(why.to_wire())
+        await asyncio.wait({ending})
+        return why.to_wire()
+    finally:
+        for task in (ending, waiting):
+            task.cancel()
+        await asyncio.gather(ending, waiting, return_exceptions=True)
+
+
+class _Stop:
+    """Why a lease has to end early, set from any thread."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.error: ObjectCacheError | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def set(self, error: ObjectCacheError) -> None:
+        """Have the lease end."""
+        self.error = error
+        self._loop.call_soon_threadsafe(self.event.set)
+
+
+def _event(request: LeaseTarget, failure: WireError | None) -> msgspec.Struct:
+    if failure is None:
+        return LayersReady(tag=request.tag, end_layer=request.end_layer)
+    return DeliveryFailure(tag=request.tag, failed_layer=request.first_layer, error=failure)

@@ -1,0 +1,68 @@
+"""Which of the five paths a kv-get takes (paper, section 4.1), or why the one it forces cannot be.
+
+Two steps, because the threshold rule stands between them: `forced_mode` checks the request and says
+which mode its path leaves, `path_taken` names the path once the mode is known.
+"""
+
+from __future__ import annotations
+
+from objectcache_schemas.descriptor import DeliveryMode
+from objectcache_schemas.messages import DeliveryPath
+from objectcache_schemas.paths import cannot_take, parse_path
+
+_OF_ONE_OBJECT = (DeliveryPath.BUFFER, DeliveryPath.DIRECT)
+_MODES = {DeliveryPath.BATCH: DeliveryMode.CHUNKWISE, DeliveryPath.AGG: DeliveryMode.LAYERWISE}
+
+
+def forced_mode(
+    asked: str, delivery: DeliveryMode, chunk_count: int, has_target: bool
+) -> DeliveryMode:
+    """The mode that a kv-get asks for, its path included; AUTO is left to the threshold rule.
+
+    `delivery` and `chunk_count` are the descriptor's. The staged object of `buffer` is in place all
+    at once, so AUTO is chunkwise there. Raises `InvalidRequest` with the remedy where the path that
+    is asked for cannot be taken.
+    """
+    path = parse_path(asked)
+    if path is DeliveryPath.S3TCP:
+        raise cannot_take(path, "is a plain GET of one object; send one without a descriptor")
+    if path in _OF_ONE_OBJECT:
+        _check_one_object(path, chunk_count, has_target)
+    if path is DeliveryPath.BUFFER and delivery is DeliveryMode.AUTO:
+        return DeliveryMode.CHUNKWISE
+    mode = _MODES.get(path, delivery) if path else delivery
+    if path and delivery not in (DeliveryMode.AUTO, mode):
+        raise cannot_take(
+            path, f"is {mode.value}, the descriptor's delivery is {delivery.value}; use auto"
+        )
+    return mode
+
+
+def is_body(asked: str, has_target: bool) -> bool:
+    """Whether the payload leaves over the gateway's connection: for the response's body, or for the
+    gateway to write into the target itself.
+    """
+    return not has_target or asked == DeliveryPath.BUFFER.value
+
+
+def path_taken(asked: str, mode: DeliveryMode, chunk_count: int, has_target: bool) -> DeliveryPath:
+    """The path of a kv-get that `forced_mode` let through and whose mode is chosen.
+
+    `chunk_count` is what is delivered. One chunk into a target is `direct` unless another path was
+    forced; one chunk into the response's body is a prefix of one, by its mode.
+    """
+    forced = parse_path(asked)
+    if forced is not None:
+        return forced
+    if has_target and chunk_count == 1:
+        return DeliveryPath.DIRECT
+    return DeliveryPath.AGG if mode is DeliveryMode.LAYERWISE else DeliveryPath.BATCH
+
+
+def _check_one_object(path: DeliveryPath, chunk_count: int, has_target: bool) -> None:
+    if not has_target:
+        raise cannot_take(path, "writes into a target; the descriptor needs an rdma_target")
+    if chunk_count != 1:
+        raise cannot_take(
+            path, f"carries one object, chunk_keys names {chunk_count}; use agg or batch"
+        )

@@ -1,0 +1,104 @@
+"""What carries the bytes, and what computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor
+from objectcache_storage_server.engines.base import Placement
+from objectcache_storage_server.plan import Fragment, plan_chunks
+from objectcache_storage_server.scheduling.demand import Demand
+from objectcache_storage_server.scheduling.overlap import ttft_at_rate
+from objectcache_storage_server.simulation.arrivals import Arrival
+
+CHUNK_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Rates are bytes per second; infinity is no limit. Every request has a GPU of its own.
+
+    `engine_latency_s` passes between asking the engine for a fragment and its first byte; any
+    number of fragments are read at once, which share the engine's rate.
+    """
+
+    cap_bytes_per_s: float
+    nic_bytes_per_s: float = math.inf
+    engine_bytes_per_s: float = math.inf
+    engine_latency_s: float = 0.0
+    num_layers: int = 32
+    token_layer_bytes: int = 4096  # keys and values of one token (Llama 3.1 8B)
+
+    @property
+    def alone_bytes_per_s(self) -> float:
+        """What a single delivery gets."""
+        return min(self.cap_bytes_per_s, self.nic_bytes_per_s, self.engine_bytes_per_s)
+
+    def demand(self, arrival: Arrival) -> Demand:
+        """An arrival as the policies see it."""
+        layer_bytes = arrival.cached_tokens * self.token_layer_bytes
+        return Demand(layer_bytes, arrival.compute_window_s, self.num_layers, tenant=arrival.tenant)
+
+    def alone_ttft_s(self, arrival: Arrival) -> float:
+        """From its arrival to its first token, if it were alone."""
+        return self.engine_latency_s + ttft_at_rate(self.demand(arrival), self.alone_bytes_per_s)
+
+
+class Client:
+    """A request: the job of its delivery, and the GPU that prefetches a layer while it computes
+    the one before.
+    """
+
+    def __init__(self, arrival: Arrival, machine: Machine, fragment_bytes: int) -> None:
+        self.arrival = arrival
+        self.demand = machine.demand(arrival)
+        self.is_admitted = False  # by the scheduler
+        self.is_gone = False
+        self.arrived_bytes = 0
+        self.origin_s = 0.0  # when the GPU could have begun, not to wait later
+        self._fragments = _fragments(self.demand, fragment_bytes, machine.token_layer_bytes)
+        self._next = next(self._fragments, None)
+
+    def take(self) -> Fragment | None:
+        """See `scheduling.flow.Job`; the client's memory has room for all."""
+        fragment = self._next
+        if fragment is not None:
+            self._next = next(self._fragments, None)
+        return fragment
+
+    def admitted(self, rate_bytes_per_s: float | None) -> None:
+        """See `scheduling.flow.Job`."""
+        self.is_admitted = True
+
+    def arrived(self, fragment: Fragment, at_s: float) -> None:
+        """The fragment's last byte is in the client's memory."""
+        self.arrived_bytes += fragment.length_bytes
+        window_s = self.demand.compute_window_s or 0.0
+        self.origin_s = max(self.origin_s, at_s - fragment.first_layer * window_s)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether nothing is left to take."""
+        return self._next is None
+
+    @property
+    def ttft_s(self) -> float:
+        """From the request's arrival until its last layer is computed."""
+        computing_s = self.demand.num_layers * (self.demand.compute_window_s or 0.0)
+        return self.origin_s + computing_s - self.arrival.at_s
+
+    def __repr__(self) -> str:
+        return f"<Client {self.arrived_bytes}/{self.demand.payload_bytes} bytes>"
+
+
+def _fragments(demand: Demand, fragment_bytes: int, token_layer_bytes: int) -> Iterator[Fragment]:
+    """As the server's planner cuts them, of chunks of CHUNK_TOKENS."""
+    slice_bytes = CHUNK_TOKENS * token_layer_bytes
+    chunks = max(1, round(demand.layer_bytes / slice_bytes))
+    keys = tuple(map(str, range(chunks)))
+    descriptor = Descriptor(keys, demand.num_layers, CHUNK_TOKENS, demand.layer_bytes // chunks)
+    whole = max(fragment_bytes, descriptor.per_layer_chunk_bytes)
+    placements = [Placement(0, 0)] * chunks
+    return plan_chunks(descriptor, placements, DeliveryMode.LAYERWISE, whole).fragments()

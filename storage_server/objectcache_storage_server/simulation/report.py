@@ -1,0 +1,83 @@
+"""Measures for people and for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from objectcache_storage_server.simulation.measures import Measures
+
+
+def table(measures: Sequence[Measures], title: str) -> Table:
+    """A row for each policy at each load."""
+    shown = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
+    shown.add_column("load", justify="right")
+    shown.add_column("policy")
+    columns = ["requests", "served", "SlowDown", "added TTFT mean ms", "p50", "p99", "stalled"]
+    columns.append("link used")
+    has_tenants = any(one.fairness for one in measures)
+    if has_tenants:
+        columns += ["Jain", "worst tenant, mean ms"]
+    for column in columns:
+        shown.add_column(column, justify="right")
+    load = None
+    for one in measures:
+        if load is not None and one.load != load:
+            shown.add_section()
+        load = one.load
+        shown.add_row(*_cells(one, has_tenants))
+    return shown
+
+
+def _cells(one: Measures, has_tenants: bool) -> list[str]:
+    cells = [
+        f"x{one.load:g}",
+        one.policy,
+        f"{one.requests:,}",
+        f"{one.served:,}",
+        f"{one.slow_downs:,}",
+        _ms(one.added_mean_s),
+        _ms(one.added_p50_s),
+        _ms(one.added_p99_s),
+        f"{one.stalled:.1%}",
+        f"{one.link_utilisation:.1%}",
+    ]
+    if has_tenants:
+        fairness = one.fairness
+        cells += (
+            [f"{fairness.jain:.3f}", _ms(fairness.worst_mean_added_s)] if fairness else ["", ""]
+        )
+    return cells
+
+
+def as_json(measures: Sequence[Measures]) -> str:
+    """A list of objects; figures are not rounded."""
+    return json.dumps([asdict(one) for one in measures], indent=2, allow_nan=False)
+
+
+def as_csv(measures: Sequence[Measures]) -> str:
+    """A header, and a row for each policy at each load."""
+    rows = [_flat(one) for one in measures]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def _flat(one: Measures) -> dict[str, Any]:
+    row = asdict(one)
+    fairness = row.pop("fairness") or {}
+    names = ("tenants", "jain", "worst_tenant", "worst_mean_added_s")
+    return {**row, **{name: fairness.get(name, "") for name in names}}
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.1f}"

@@ -1,0 +1,151 @@
+"""Virtual time: arrivals are admitted, the scheduler grants, links carry, GPUs compute."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from objectcache_schemas.errors import Busy
+from objectcache_schemas.messages import PolicyName, ScheduleConfiguration
+from objectcache_storage_server.plan import Fragment
+from objectcache_storage_server.scheduling.admission import Admission, AdmissionLimits, Waiting
+from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Grant, Scheduler
+from objectcache_storage_server.simulation.arrivals import Arrival
+from objectcache_storage_server.simulation.machine import Client, Machine
+
+FRAGMENT_S = 0.005  # of the link: coarser than the server's, so that thousands of clients are quick
+READ_AHEAD_S = 0.010  # so much the readers have asked for that has not gone
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is compared."""
+
+    policy: PolicyName
+    margin_gbps: float
+    epoch_s: float
+    limits: AdmissionLimits
+    fragment_s: float = FRAGMENT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the requests. `events` is the number of the scheduler's decisions."""
+
+    clients: list[Client]  # that were served, in the order of their ends
+    refused: list[Arrival]  # with SlowDown
+    end_s: float
+    sent_bytes: int
+    events: int
+
+
+def simulate(arrivals: Sequence[Arrival], machine: Machine, schedule: Schedule) -> Outcome:
+    """Serve all arrivals, which are in order of time, to their ends."""
+    return _Simulation(arrivals, machine, schedule).run()
+
+
+class _Simulation:
+    def __init__(self, arrivals: Sequence[Arrival], machine: Machine, schedule: Schedule) -> None:
+        self._machine = machine
+        self._queue_timeout_s = schedule.limits.queue_timeout_s
+        self._scheduler: Scheduler[Client] = Scheduler(_configuration(machine, schedule), 0.0)
+        self._fragment_bytes = int(machine.alone_bytes_per_s * schedule.fragment_s)
+        self._admission = Admission(schedule.limits)
+        self._at_entrance: dict[Waiting, Arrival] = {}
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = itertools.count()
+        self._link_free_s = 0.0
+        self._served: list[Client] = []
+        self._refused: list[Arrival] = []
+        self._sent_bytes = 0
+        for arrival in arrivals:
+            self._at(arrival.at_s, partial(self._arrive, arrival))
+
+    def _at(self, at_s: float, act: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (at_s, next(self._numbers), act))
+
+    def run(self) -> Outcome:
+        """Until nothing can happen any more."""
+        now_s, decisions = 0.0, 0
+        while True:
+            while self._events and self._events[0][0] <= now_s:
+                heapq.heappop(self._events)[2](now_s)
+            next_s = self._events[0][0] if self._events else math.inf
+            busy_until_s = self._link_free_s - READ_AHEAD_S
+            if busy_until_s > now_s:
+                now_s = min(next_s, busy_until_s)
+                continue
+            step = self._scheduler.next(now_s)
+            decisions += 1
+            if isinstance(step, Grant):
+                self._carry(step.job, step.fragment, now_s)
+                continue
+            if (wake_s := min(step.until_s, next_s)) == math.inf:
+                break
+            now_s = max(now_s, wake_s)
+        assert not self._scheduler.flows()
+        return Outcome(self._served, self._refused, now_s, self._sent_bytes, decisions)
+
+    # --- requests ---
+
+    def _arrive(self, arrival: Arrival, now_s: float) -> None:
+        try:
+            token = self._admission.enter(arrival.tenant, now_s)
+        except Busy:
+            self._refused.append(arrival)
+            return
+        if token is None:
+            self._begin(arrival, now_s)
+            return
+        self._at_entrance[token] = arrival
+        self._at(token.expires_s, self._expire)
+
+    def _expire(self, now_s: float) -> None:
+        for token, _ in self._admission.expired(now_s):
+            self._refused.append(self._at_entrance.pop(token))
+
+    def _begin(self, arrival: Arrival, now_s: float) -> None:
+        client = Client(arrival, self._machine, self._fragment_bytes)
+        self._scheduler.add(client, client.demand, now_s, pooled=True)
+        if not client.is_admitted:
+            self._at(now_s + self._queue_timeout_s, lambda at_s: self._give_up(client, at_s))
+
+    def _give_up(self, client: Client, now_s: float) -> None:
+        if not client.is_admitted:
+            self._refused.append(client.arrival)
+            self._leave(client, None, now_s)
+
+    def _leave(self, client: Client, duration_s: float | None, now_s: float) -> None:
+        self._scheduler.remove(client, now_s)
+        for token in self._admission.leave(client.arrival.tenant, duration_s):
+            self._begin(self._at_entrance.pop(token), now_s)
+
+    # --- bytes ---
+
+    def _carry(self, client: Client, fragment: Fragment, now_s: float) -> None:
+        """Engine, network card and capped link carry it together: the slowest sets the pace."""
+        machine, length_bytes = self._machine, fragment.length_bytes
+        self._link_free_s = max(now_s, self._link_free_s) + length_bytes / machine.alone_bytes_per_s
+        arrives_s = self._link_free_s + machine.engine_latency_s
+        self._sent_bytes += length_bytes
+        client.arrived(fragment, arrives_s)
+        if client.is_sent:
+            self._at(arrives_s, lambda at_s: self._end(client, at_s))
+
+    def _end(self, client: Client, now_s: float) -> None:
+        self._served.append(client)
+        self._leave(client, now_s - client.arrival.at_s, now_s)
+
+
+def _configuration(machine: Machine, schedule: Schedule) -> ScheduleConfiguration:
+    return ScheduleConfiguration(
+        policy=schedule.policy,
+        cap_gbps=machine.cap_bytes_per_s / BYTES_PER_GBIT,
+        margin_gbps=schedule.margin_gbps,
+        epoch_s=schedule.epoch_s,
+        layerwise_threshold_bytes=0,
+    )

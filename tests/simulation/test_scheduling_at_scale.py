@@ -1,0 +1,314 @@
+"""The simulator: conservation, known cases, and what its flags refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from objectcache_schemas.messages import PolicyName
+from objectcache_storage_server.scheduling.admission import AdmissionLimits
+from objectcache_storage_server.scheduling.overlap import ttft_at_rate
+from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
+from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, FRAGMENT_S
+from objectcache_storage_server.simulation.__main__ import main
+from objectcache_storage_server.simulation.arrivals import Arrival, among_tenants, at_load
+from objectcache_storage_server.simulation.machine import Machine
+from objectcache_storage_server.simulation.measures import jain_index, measure
+from objectcache_storage_server.simulation.mix import poisson_arrivals, read_mix
+from objectcache_storage_server.simulation.mooncake import trace_arrivals
+from objectcache_storage_server.simulation.run import Outcome, Schedule, simulate
+from tests.unit.paper_tables import COMPUTE_WINDOWS, MARGIN_GBPS, WORKLOADS
+
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+LIMITS = AdmissionLimits(256, 256, 64, 10.0)
+EPOCH_S = 0.001
+LINK = Machine(50 * BYTES_PER_GBIT)
+
+
+def a_schedule(policy: PolicyName, limits: AdmissionLimits = LIMITS) -> Schedule:
+    return Schedule(policy, MARGIN_GBPS, EPOCH_S, limits, FRAGMENT_S)
+
+
+def some_arrivals(requests: int = 60, rate_per_s: float = 2.0, seed: int = 3) -> list[Arrival]:
+    return poisson_arrivals(read_mix(None), requests, rate_per_s, seed)
+
+
+def ttfts(outcome: Outcome) -> dict[Arrival, float]:
+    return {client.arrival: client.ttft_s for client in outcome.clients}
+
+
+# --- what is simulated ---
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_byte_of_every_request_that_is_served_arrives_once(policy: PolicyName) -> None:
+    arrivals = some_arrivals()
+    outcome = simulate(arrivals, LINK, a_schedule(policy))
+    assert len(outcome.clients) + len(outcome.refused) == len(arrivals)
+    for client in outcome.clients:
+        assert client.arrived_bytes == client.demand.payload_bytes
+    assert outcome.sent_bytes == sum(client.demand.payload_bytes for client in outcome.clients)
+    served = {client.arrival for client in outcome.clients}
+    assert served | set(outcome.refused) == set(arrivals)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_gives_the_same_result_and_another_one_another(policy: PolicyName) -> None:
+    first = simulate(some_arrivals(), LINK, a_schedule(policy))
+    again = simulate(some_arrivals(), LINK, a_schedule(policy))
+    other = simulate(some_arrivals(seed=4), LINK, a_schedule(policy))
+    assert ttfts(first) == ttfts(again)
+    assert ttfts(first) != ttfts(other)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("policy", RATE_POLICIES)
+def test_with_rates_the_papers_workloads_take_what_the_overlap_model_says(
+    workload: str, policy: PolicyName
+) -> None:
+    shared = WORKLOADS[workload]
+    machine = Machine(shared.cap_bytes_per_s)
+    requests = [COMPUTE_WINDOWS[name] for name in shared.allocations_gbps]
+    arrivals = [Arrival(0.0, tokens, window_ms / 1e3) for tokens, window_ms in requests]
+    outcome = simulate(arrivals, machine, a_schedule(policy))
+    rates = assigned_rates(
+        policy, shared.demands, shared.cap_bytes_per_s, MARGIN_GBPS * BYTES_PER_GBIT
+    )
+    found = ttfts(outcome)
+    for arrival, demand, rate in zip(arrivals, shared.demands, rates, strict=True):
+        assert found[arrival] == pytest.approx(ttft_at_rate(demand, rate) + EPOCH_S, rel=0.01)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("machine", "slowest_gbps"),
+    [
+        (Machine(50 * BYTES_PER_GBIT), 50),
+        (Machine(50 * BYTES_PER_GBIT, nic_bytes_per_s=10 * BYTES_PER_GBIT), 10),
+        (Machine(50 * BYTES_PER_GBIT, engine_bytes_per_s=20 * BYTES_PER_GBIT), 20),
+    ],
+)
+def test_a_request_alone_is_as_fast_as_the_slowest_part_allows(
+    policy: PolicyName, machine: Machine, slowest_gbps: float
+) -> None:
+    alone = Arrival(0.0, 14336, 0.0088)
+    (client,) = simulate([alone], machine, a_schedule(policy)).clients
+    rate = slowest_gbps * BYTES_PER_GBIT
+    assert machine.alone_ttft_s(alone) == ttft_at_rate(client.demand, rate)
+    assert client.ttft_s == pytest.approx(ttft_at_rate(client.demand, rate), rel=0.01, abs=EPOCH_S)
+
+
+def test_the_engines_latency_delays_by_itself_alone() -> None:
+    alone = Arrival(0.0, 14336, 0.0088)
+    slow = Machine(50 * BYTES_PER_GBIT, engine_latency_s=0.5)
+    quick = simulate([alone], LINK, a_schedule("stall_dynamic")).clients[0].ttft_s
+    late = simulate([alone], slow, a_schedule("stall_dynamic")).clients[0].ttft_s
+    assert late == pytest.approx(quick + 0.5)
+
+
+def test_nobody_is_faster_than_alone_and_more_load_costs_more() -> None:
+    arrivals, means = some_arrivals(150, 1.0), []
+    for load in (0.25, 1.0, 4.0):
+        coming = at_load(arrivals, load)
+        outcome = simulate(coming, LINK, a_schedule("stall_dynamic"))
+        for client in outcome.clients:
+            assert client.ttft_s >= LINK.alone_ttft_s(client.arrival) - 1e-6
+        means.append(measure("stall_dynamic", load, coming, LINK, outcome).added_mean_s)
+    assert means == sorted(means)
+    assert means[-1] > 10 * means[0]
+
+
+def test_past_the_bounds_of_admission_requests_get_slow_down() -> None:
+    arrivals = [Arrival(0.0, 57344, 0.07575) for _ in range(20)]
+    outcome = simulate(arrivals, LINK, a_schedule("stall_dynamic", AdmissionLimits(4, 4, 8, 600.0)))
+    assert (len(outcome.clients), len(outcome.refused)) == (12, 8)
+    hurried = AdmissionLimits(4, 4, 8, 0.5)
+    outcome = simulate(arrivals, LINK, a_schedule("stall_dynamic", hurried))
+    assert (len(outcome.clients), len(outcome.refused)) == (4, 16)
+
+
+def test_who_gets_no_rate_in_time_gets_slow_down() -> None:
+    first, late = Arrival(0.0, 57344, 0.07575), Arrival(0.1, 57344, 0.07575)
+    outcome = simulate([first, late], LINK, a_schedule("equal", AdmissionLimits(9, 9, 9, 0.5)))
+    assert outcome.refused == [late]
+    assert [client.arrival for client in outcome.clients] == [first]
+
+
+# --- where requests come from ---
+
+LINES = [
+    {"timestamp": 0, "input_length": 1500, "output_length": 1, "hash_ids": [1, 2, 3]},
+    {"timestamp": 500, "input_length": 2000, "output_length": 1, "hash_ids": [1, 2, 9, 3]},
+    {"timestamp": 900, "input_length": 700, "output_length": 1, "hash_ids": [7, 1]},
+    {"timestamp": 950, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
+]
+
+
+def a_trace(tmp_path: Path, text: str | None = None) -> Path:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(map(json.dumps, LINES)) + "\n" if text is None else text)
+    return file
+
+
+def test_a_hit_is_the_prefix_that_was_seen_before_and_never_the_last_token(tmp_path: Path) -> None:
+    profile = read_mix(None).profile
+    arrivals = trace_arrivals(a_trace(tmp_path), profile, 100)
+    assert [(one.at_s, one.cached_tokens) for one in arrivals] == [(0.5, 1024), (0.95, 512)]
+    assert arrivals[0].compute_window_s == profile.window_s(2000, 1024)
+    assert len(trace_arrivals(a_trace(tmp_path), profile, 1)) == 1
+
+
+def test_requests_at_random_have_the_mix_and_the_rate() -> None:
+    arrivals = some_arrivals(4000, 5.0)
+    assert arrivals[-1].at_s == pytest.approx(800, rel=0.05)
+    tokens = [arrival.cached_tokens for arrival in arrivals]
+    for cached_tokens, window_ms in COMPUTE_WINDOWS.values():
+        assert tokens.count(cached_tokens) == pytest.approx(500, rel=0.15)
+        one = next(arrival for arrival in arrivals if arrival.cached_tokens == cached_tokens)
+        assert one.compute_window_s == pytest.approx(window_ms / 1e3)
+
+
+def test_tenants_have_zipfs_shares_and_fairness_is_measured_between_them() -> None:
+    arrivals = among_tenants(some_arrivals(5000), 100, 1)
+    tenants = [arrival.tenant for arrival in arrivals]
+    assert tenants.count("tenant-1") == pytest.approx(10 * tenants.count("tenant-10"), rel=0.3)
+    outcome = simulate(arrivals[:200], LINK, a_schedule("stall_dynamic"))
+    fairness = measure("", 1.0, arrivals[:200], LINK, outcome).fairness
+    assert fairness is not None
+    assert fairness.tenants == len(set(tenants[:200]))
+    assert 1 / fairness.tenants <= fairness.jain <= 1.0
+    assert jain_index([1.0, 1.0, 1.0]) == pytest.approx(1.0)
+    assert jain_index([5.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert jain_index([0.0]) == 1.0
+
+
+# --- the command ---
+
+
+def test_json_and_csv_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.csv"
+    flags = ["--cap-gbps", "50", "--requests", "20", "--load", "x0.5,x2", "--tenants", "3"]
+    assert main([*flags, "--json", "--csv", str(file)]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["load"], row["policy"]) for row in rows] == [
+        (load, policy) for load in (0.5, 2.0) for policy in POLICIES
+    ]
+    with file.open() as stream:
+        written = list(csv.DictReader(stream))
+    assert [float(row["added_mean_s"]) for row in written] == [row["added_mean_s"] for row in rows]
+    assert [float(row["jain"]) for row in written] == [row["fairness"]["jain"] for row in rows]
+
+
+def test_the_table_names_policy_and_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--cap-gbps", "50", "--policy", "stall_dynamic", "--trace", str(a_trace(tmp_path))]
+    assert main(flags) == 0
+    shown = capsys.readouterr()
+    assert "trace.jsonl, 2 deliveries, 50 Gbps" in shown.out
+    assert "stall_dynamic" in shown.out
+    assert "equal" not in shown.out
+    assert "decisions in" in shown.err
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_the_plot_is_drawn(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib comes with the extra figures")
+    file = tmp_path / f"figure.{suffix}"
+    flags = ["--cap-gbps", "50", "--requests", "10", "--load", "x1,x2", "--plot", str(file)]
+    assert main(flags) == 0
+    assert file.stat().st_size > 1000
+
+
+def test_without_matplotlib_the_remedy_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    flags = ["--cap-gbps", "50", "--requests", "200000", "--plot", str(tmp_path / "f.svg")]
+    assert main(flags) == 2
+    assert 'pip install "objectcache[figures]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ([], "--cap-gbps"),
+        (["--cap-gbps", "0"], "--cap-gbps must be from 0.001"),
+        (["--cap-gbps", "nan"], "--cap-gbps must be from 0.001"),
+        (["--cap-gbps", "fast"], "--cap-gbps"),
+        (["--nic-gbps", "0"], "--nic-gbps must be"),
+        (["--engine-gbps", "-1"], "--engine-gbps must be"),
+        (["--engine-latency-ms", "-1"], "--engine-latency-ms must be"),
+        (["--margin-gbps", "-1"], "--margin-gbps must be"),
+        (["--requests", "0"], "--requests must be from 1"),
+        (["--rate", "0"], "--rate must be"),
+        (["--tenants", "0"], "--tenants must be"),
+        (["--deliveries-max", "0"], "--deliveries-max must be"),
+        (["--seed", "x"], "--seed"),
+        (["--load", "x1,fast"], "--load must be like x0.5,x1,x2"),
+        (["--load", "x0"], "--load must be like"),
+        (["--load", ",".join(["x1"] * 33)], "at most 32"),
+        (["--policy", "fifo"], "--policy"),
+        (["--policy", "equal", "--all"], "--all"),
+        (["--trace", "missing.jsonl"], "cannot read missing.jsonl"),
+        (["--mix", "missing.csv"], "cannot read missing.csv"),
+        (["--trace", "missing.jsonl", "--rate", "5"], "--rate is of requests at random"),
+        (["--plot", "figure.pdf"], "--plot must end in .svg or .png"),
+        (["--csv", "/nowhere/figures.csv", "--requests", "2"], "cannot write /nowhere/figures.csv"),
+        (["--unknown"], "--unknown"),
+    ],
+)
+def test_a_wrong_flag_gives_one_clear_line(
+    flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if flags and "--cap-gbps" not in flags:
+        flags = ["--cap-gbps", "50", *flags]
+    assert main(flags) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("objectcache simulate: ")
+    assert problem in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no request finds a block"),
+        ("{}\n", "line 1: Object missing required field `timestamp`"),
+        ("x\n", "line 1: JSON is malformed"),
+        (json.dumps(LINES[0]) + '\n{"timestamp": "a"}\n', "line 2"),
+        (json.dumps({**LINES[0], "timestamp": -1}), "line 1: timestamp must be"),
+        (json.dumps({**LINES[0], "input_length": 0}), "line 1: input_length must be"),
+    ],
+)
+def test_a_broken_trace_is_refused_with_its_line(
+    tmp_path: Path, text: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--cap-gbps", "50", "--trace", str(a_trace(tmp_path, text))]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_broken_mix_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mix.csv"
+    file.write_text("context,hit_rate\n4K,0.5\n")
+    assert main(["--cap-gbps", "50", "--mix", str(file)]) == 2
+    assert "line 1 must be context,hit_rate" in capsys.readouterr().err
+
+
+def test_the_command_of_the_client_runs_it() -> None:
+    flags = ["--cap-gbps", "50", "--requests", "5", "--json", "--policy", "stall_dynamic"]
+    done = subprocess.run(
+        [sys.executable, "-m", "objectcache.cli", "simulate", *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (row,) = json.loads(done.stdout)
+    assert row["served"] == 5
