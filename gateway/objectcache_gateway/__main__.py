@@ -18,6 +18,7 @@ from objectcache_gateway.signing.credentials import (
     RootCredentials,
     load_or_create_root,
 )
+from objectcache_gateway.tracing import open_tracer
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
 from objectcache_schemas.settings import GatewaySettings, Settings, parse_command_line
 
@@ -44,7 +45,8 @@ async def run(settings: Settings, root: RootCredentials, exit_with_stdin: bool) 
     if exit_with_stdin:
         loop.add_reader(sys.stdin.fileno(), _read_stdin, stop)
     host, port = parse_listen(settings.gateway.listen)
-    gateway = Gateway(settings, CredentialStore(root))
+    tracer = open_tracer(os.environ)
+    gateway = Gateway(settings, CredentialStore(root), tracer)
     try:
         port = await gateway.start(host, port)
     except OSError as error:
@@ -56,6 +58,7 @@ async def run(settings: Settings, root: RootCredentials, exit_with_stdin: bool) 
     await stop.wait()
     logger.info("stopping: draining for up to %g s", settings.gateway.drain_timeout_s)
     await gateway.drain(settings.gateway.drain_timeout_s)
+    tracer.close()
 
 
 def _read_stdin(stop: asyncio.Event) -> None:

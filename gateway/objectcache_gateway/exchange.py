@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,11 @@ from aiohttp import HttpVersion11, web
 from objectcache_gateway.bodies.body import BodyDecoder
 from objectcache_gateway.handlers.xml_render import XML, error_document
 from objectcache_gateway.request.addressing import Address
+from objectcache_gateway.request.delivery_headers import adopted_request_id
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.routes import Operation
 from objectcache_gateway.signing.sigv4 import Authenticated
+from objectcache_gateway.staging_memory import StagingMemory
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_schemas import headers
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
@@ -59,13 +62,19 @@ class Exchange:
         request: web.BaseRequest,
         settings: Settings,
         storage: StoragePool,
+        staging: StagingMemory,
         is_draining: Callable[[], bool],
     ) -> None:
         """`is_draining` tells whether connections have to end with their response."""
         self.request = request
         self.settings = settings
         self.storage = storage
-        self.request_id = new_request_id()
+        self.staging = staging
+        self.started_s = time.monotonic()
+        self.traceparent = ""  # of this request's span, where there is one
+        self.request_id = (
+            adopted_request_id(request.headers.get(headers.REQUEST_ID)) or new_request_id()
+        )
         self.received_bytes = 0
         self.sent_bytes = 0
         self.body_stalled = False  # the request's body stopped arriving
@@ -129,6 +138,19 @@ class Exchange:
         """How the request was signed."""
         assert self._asked is not None
         return self._asked.authenticated
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the request's head arrived."""
+        return time.monotonic() - self.started_s
+
+    @property
+    def admission_timeout_s(self) -> float:
+        """How long the storage server may take to begin a delivery, which may wait for its turn and
+        then for a rate.
+        """
+        gateway, scheduler = self.settings.gateway, self.settings.scheduler
+        return gateway.storage_timeout_s + 2 * scheduler.queue_timeout_s
 
     # --- the request's body ---
 

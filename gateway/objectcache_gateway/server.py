@@ -37,7 +37,9 @@ from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.routes import route
 from objectcache_gateway.signing.credentials import CredentialStore
 from objectcache_gateway.signing.sigv4 import SigningKeys, authenticate
+from objectcache_gateway.staging_memory import StagingMemory
 from objectcache_gateway.storage_connection import StoragePool
+from objectcache_gateway.tracing import RequestTracer
 from objectcache_schemas import headers
 from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unsupported
 from objectcache_schemas.settings import Settings
@@ -140,8 +142,14 @@ class HttpServer(web.Server):
 class Gateway:
     """S3 over HTTP in front of one storage server. Holds no state that outlives a request."""
 
-    def __init__(self, settings: Settings, credentials: CredentialStore) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        credentials: CredentialStore,
+        tracer: RequestTracer | None = None,
+    ) -> None:
         gateway = settings.gateway
+        self._tracer = tracer or RequestTracer()
         self._settings = settings
         self._credentials = credentials
         self._signing_keys = SigningKeys()
@@ -151,6 +159,7 @@ class Gateway:
             gateway.storage_connections_max,
             gateway.storage_timeout_s,
         )
+        self._staging = StagingMemory()
         self._requests_in_flight = 0
         self._none_in_flight = asyncio.Event()
         self._none_in_flight.set()
@@ -184,9 +193,11 @@ class Gateway:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Serve one request to its end, errors included. Only a lost client is raised."""
-        started_s = time.monotonic()
-        exchange = Exchange(request, self._settings, self._storage, lambda: self._draining)
+        exchange = Exchange(
+            request, self._settings, self._storage, self._staging, lambda: self._draining
+        )
         status: int | str = "aborted"
+        span = self._tracer.begin(exchange)
         self._requests_in_flight += 1
         self._none_in_flight.clear()
         try:
@@ -197,7 +208,8 @@ class Gateway:
             self._requests_in_flight -= 1
             if not self._requests_in_flight:
                 self._none_in_flight.set()
-            log_access(exchange, status, time.monotonic() - started_s)
+            log_access(exchange, status, exchange.elapsed_s)
+            self._tracer.end(span, exchange, status)
         # The request is answered, so what its client still sends takes no other request's place.
         # aiohttp closes the connection where the body's end is not reached.
         await _drain(request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -40,6 +41,7 @@ from objectcache_schemas.messages import (
     SendBody,
     SendData,
     StorageReply,
+    TargetLeased,
     Welcome,
 )
 
@@ -58,7 +60,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 _REPLY: msgspec.msgpack.Decoder[StorageReply] = msgspec.msgpack.Decoder(StorageReply)
 # After any other reply the conversation is over and the connection takes the next request.
-_CONVERSATION_GOES_ON = (ObjectOpened, DeliveryAccepted, SendData)
+_CONVERSATION_GOES_ON = (ObjectOpened, DeliveryAccepted, SendData, TargetLeased)
 
 logger = logging.getLogger("objectcache.gateway.storage_connection")
 
@@ -129,6 +131,21 @@ class StorageConnection:
         await self.send(message, descriptor=descriptor)
         factor = LONG_REPLY_TIMEOUT_FACTOR if isinstance(message, _LONG_REQUESTS) else 1
         return await self.receive(reply_type, timeout_s=timeout_s or self._timeout_s * factor)
+
+    async def ask_for_descriptor(
+        self, message: Message, reply_type: type[R]
+    ) -> tuple[R, int | None]:
+        """Send a message and return the reply, with the file descriptor beside it if one came. The
+        caller closes it.
+        """
+        await self.send(message)
+        descriptor = await self._receive_descriptor()
+        try:
+            return await self.receive(reply_type), descriptor
+        except BaseException:
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
 
     async def send(self, message: Message, *, descriptor: int | None = None) -> None:
         """Send a message."""
@@ -244,6 +261,40 @@ class StorageConnection:
         except (FrameError, msgspec.MsgspecError) as error:
             raise ObjectCacheError(f"the storage server sent no message: {error}") from error
 
+    async def _receive_descriptor(self) -> int | None:
+        """The descriptor beside the first bytes that arrive, which are kept for `receive`."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not (received := self._receive_now()):
+                    await self._readable()
+        except TimeoutError as error:
+            raise Unavailable("the storage server does not answer") from error
+        except OSError as error:
+            raise self._lost(unheard=True) from error
+        data, descriptors = received
+        if not data:
+            raise self._lost(unheard=True)
+        self._received += data
+        return descriptors[0] if descriptors else None
+
+    def _receive_now(self) -> tuple[bytes, list[int]] | None:
+        """What has arrived, with at most one descriptor; None where nothing has."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, RECEIVE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return None
+        return data, descriptors
+
+    async def _readable(self) -> None:
+        arrived = asyncio.Event()
+        self._loop.add_reader(self._socket, arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            self._loop.remove_reader(self._socket)
+
     async def _take(self, length_bytes: int, *, unheard: bool) -> bytes:
         while len(self._received) < length_bytes:
             try:
@@ -353,6 +404,13 @@ class Conversation:
                 pooled.close()
         self._connection = await self._pool.connect()
         return await self._connection.ask(request, reply_type, timeout_s=timeout_s)
+
+    async def begin_with_descriptor(
+        self, request: Message, reply_type: type[R]
+    ) -> tuple[R, int | None]:
+        """Send a first message that must not be repeated; see `ask_for_descriptor`."""
+        self._connection = self._pool.take_idle() or await self._pool.connect()
+        return await self._connection.ask_for_descriptor(request, reply_type)
 
     def end(self) -> None:
         """Give an idle connection back, close any other."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 from aiohttp import web
 
@@ -9,7 +11,9 @@ from objectcache_gateway.bodies.body import BodyDecoder
 from objectcache_gateway.exchange import Exchange, feed
 from objectcache_gateway.handlers.buckets import get_bucket
 from objectcache_gateway.receiving import abort_put
+from objectcache_gateway.request.delivery_headers import client_seconds, forced_path, traceparent
 from objectcache_gateway.sending import send_body
+from objectcache_gateway.staging import leased_target
 from objectcache_gateway.storage_connection import Conversation, StorageConnection
 from objectcache_schemas import headers
 from objectcache_schemas.descriptor import (
@@ -29,6 +33,7 @@ from objectcache_schemas.messages import (
     CreateSession,
     DeliveryAccepted,
     DeliveryEnded,
+    DeliveryPath,
     Done,
     KvGet,
     KvMatch,
@@ -38,6 +43,7 @@ from objectcache_schemas.messages import (
     SendData,
     SessionTicket,
     SetLayout,
+    WindowSource,
 )
 
 LAYOUT_BYTES_MAX = 16 * KIB  # two names of 1 KiB and a few numbers
@@ -86,16 +92,16 @@ async def get(exchange: Exchange) -> web.StreamResponse:
 
 
 async def _deliver(exchange: Exchange, descriptor: bytes) -> web.StreamResponse:
-    request = KvGet(
-        bucket=exchange.bucket,
-        identity=exchange.identity,
-        request_id=exchange.request_id,
-        descriptor=descriptor,
-    )
+    request = _get_request(exchange, descriptor)
     async with exchange.storage.conversation() as conversation:
-        accepted = await conversation.begin(request, DeliveryAccepted)
+        accepted = await conversation.begin(
+            request, DeliveryAccepted, timeout_s=exchange.admission_timeout_s
+        )
+        if accepted.path == DeliveryPath.BUFFER.value:
+            return await _deliver_staged(exchange, conversation.connection, accepted, descriptor)
         if accepted.body_bytes == 0:
-            return await _deliver_to_target(exchange, conversation, accepted)
+            connection = conversation.connection
+            return await _respond(exchange, accepted, lambda: _delivery_end(exchange, connection))
         response = exchange.stream(
             200, {**delivery_headers(accepted), "Content-Length": str(accepted.body_bytes)}
         )
@@ -103,13 +109,38 @@ async def _deliver(exchange: Exchange, descriptor: bytes) -> web.StreamResponse:
         return response
 
 
-async def _deliver_to_target(
-    exchange: Exchange, conversation: Conversation, accepted: DeliveryAccepted
+def _get_request(exchange: Exchange, descriptor: bytes) -> KvGet:
+    return KvGet(
+        bucket=exchange.bucket,
+        identity=exchange.identity,
+        request_id=exchange.request_id,
+        descriptor=descriptor,
+        path=forced_path(exchange.head),
+        client_s=client_seconds(exchange.head),
+        gateway_s=exchange.elapsed_s,
+        traceparent=exchange.traceparent or traceparent(exchange.head),
+    )
+
+
+async def _deliver_staged(
+    exchange: Exchange, body: StorageConnection, accepted: DeliveryAccepted, data: bytes
+) -> web.StreamResponse:
+    """The path `buffer`: this process takes the payload and writes it into the client's target."""
+    descriptor = Descriptor.from_bytes(data, exchange.settings.limits)
+    with exchange.staging.piece(accepted.body_bytes) as piece:
+        async with leased_target(exchange, descriptor, accepted.body_bytes) as target:
+            return await _respond(exchange, accepted, lambda: target.fill(body, piece))
+
+
+async def _respond(
+    exchange: Exchange,
+    accepted: DeliveryAccepted,
+    delivery_end: Callable[[], Awaitable[DeliveryEnded]],
 ) -> web.StreamResponse:
     """Bytes go to the client's target; the response begins now and ends with the outcome."""
     response = exchange.stream(200, {**delivery_headers(accepted), "Content-Type": headers.MSGPACK})
     await exchange.start(response)
-    ended = await _delivery_end(exchange, conversation.connection)
+    ended = await delivery_end()
     outcome = DeliveryOutcome(
         v=DESCRIPTOR_VERSION,
         chunk_count=accepted.chunk_count,
@@ -142,6 +173,11 @@ def delivery_headers(accepted: DeliveryAccepted) -> dict[str, str]:
     }
     if accepted.rate_bytes_per_s is not None:
         named[headers.RATE] = str(accepted.rate_bytes_per_s)
+    if accepted.path:
+        named[headers.PATH] = accepted.path
+        named[headers.TRANSPORT] = accepted.transport
+    if accepted.window_source not in ("", WindowSource.NONE.value):
+        named[headers.WINDOW_SOURCE] = accepted.window_source
     return named
 
 

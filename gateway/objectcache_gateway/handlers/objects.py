@@ -19,6 +19,11 @@ from objectcache_gateway.request.conditions import (
     range_applies,
     write_condition,
 )
+from objectcache_gateway.request.delivery_headers import (
+    check_plain_get,
+    client_seconds,
+    traceparent,
+)
 from objectcache_gateway.request.object_headers import (
     attributes_of,
     checksum_headers,
@@ -27,6 +32,7 @@ from objectcache_gateway.request.object_headers import (
 )
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.sending import send_body
+from objectcache_schemas import headers
 from objectcache_schemas.errors import (
     InvalidRequest,
     ObjectCacheError,
@@ -37,6 +43,7 @@ from objectcache_schemas.messages import (
     CloseObject,
     CommitPut,
     DeleteObjects,
+    DeliveryPath,
     Done,
     Object,
     ObjectInfo,
@@ -47,6 +54,8 @@ from objectcache_schemas.messages import (
     StatObject,
     Stored,
 )
+
+PLAIN_GET_HEADERS = {headers.PATH: DeliveryPath.S3TCP.value, headers.TRANSPORT: "tcp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +98,19 @@ async def put_object(exchange: Exchange) -> web.StreamResponse:
 async def get_object(exchange: Exchange) -> web.StreamResponse:
     """GetObject: a whole object, a range or a part, if its conditions hold."""
     check_version(exchange.query.get("versionId"))
-    request = OpenObject(bucket=exchange.bucket, key=exchange.key)
+    check_plain_get(exchange.head)
+    request = OpenObject(
+        bucket=exchange.bucket,
+        key=exchange.key,
+        identity=exchange.identity,
+        request_id=exchange.request_id,
+        client_s=client_seconds(exchange.head),
+        gateway_s=exchange.elapsed_s,
+        traceparent=exchange.traceparent or traceparent(exchange.head),
+    )
     async with exchange.storage.conversation() as conversation:
-        info = (await conversation.begin(request, ObjectOpened)).info
+        timeout_s = exchange.admission_timeout_s
+        info = (await conversation.begin(request, ObjectOpened, timeout_s=timeout_s)).info
         connection = conversation.connection
         try:
             selection = select(exchange.head, exchange.query, info)
@@ -101,7 +120,7 @@ async def get_object(exchange: Exchange) -> web.StreamResponse:
         if not selection.length_bytes:
             await connection.ask(CloseObject(), Done)
             return exchange.empty(selection.status, selection.headers)
-        response = exchange.stream(selection.status, selection.headers)
+        response = exchange.stream(selection.status, {**selection.headers, **PLAIN_GET_HEADERS})
         await send_body(
             exchange, connection, response, selection.offset_bytes, selection.length_bytes
         )
