@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.descriptor import DeliveryMode, OnMissing
+from objectcache_schemas.descriptor import CONTEXT_TOKENS_MAX, DeliveryMode, OnMissing
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.messages import DeliveryPath
 
-Choice = TypeVar("Choice", DeliveryMode, OnMissing)
+Choice = TypeVar("Choice", DeliveryMode, OnMissing, DeliveryPath)
 NUMBERS = (int, float, np.integer, np.floating)
 TIMEOUT_S_MAX = 2_000_000  # poll(2) counts milliseconds in a C int
 
@@ -88,16 +89,49 @@ def checked_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def checked_window(compute_window_s: Any) -> float | None:
+def checked_compute_s(name: str, value: Any) -> float | None:
     """A finite number of seconds, 0 or more, or None."""
-    if compute_window_s is None:
+    if value is None:
         return None
-    if not (isinstance(compute_window_s, NUMBERS) and 0 <= compute_window_s < math.inf):
+    if not (isinstance(value, NUMBERS) and 0 <= value < math.inf):
+        raise InvalidRequest(f"{name} must be a finite number of seconds, 0 or more, got {value!r}")
+    return float(value)
+
+
+def checked_context(context_tokens: Any) -> int | None:
+    """The length of a prompt, or None."""
+    if context_tokens is None:
+        return None
+    count = checked_count("context_tokens", context_tokens)
+    if count > CONTEXT_TOKENS_MAX:
+        raise InvalidRequest(f"context_tokens must be at most {CONTEXT_TOKENS_MAX}, got {count}")
+    return count
+
+
+def checked_model(model: Any) -> str | None:
+    """A profile's name, or None; the descriptor checks its letters."""
+    if model is not None and not isinstance(model, str):
+        raise InvalidRequest(f"model must be a string, got {type(model).__name__}")
+    return model
+
+
+def checked_rate(rate_bytes_per_s: Any) -> float | None:
+    """A finite number of bytes per second, 1 or more, or None."""
+    if rate_bytes_per_s is None:
+        return None
+    if not (isinstance(rate_bytes_per_s, NUMBERS) and 1 <= rate_bytes_per_s < math.inf):
         raise InvalidRequest(
-            f"compute_window_s must be a finite number of seconds, 0 or more, "
-            f"got {compute_window_s!r}"
+            f"rate_bytes_per_s must be a finite number of bytes per second, 1 or more, "
+            f"got {rate_bytes_per_s!r}"
         )
-    return float(compute_window_s)
+    return float(rate_bytes_per_s)
+
+
+def checked_switch(name: str, value: Any) -> bool:
+    """True or False, and no text that means one of them."""
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be True or False, got {value!r}")
+    return value
 
 
 def checked_count(name: str, value: Any) -> int:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -46,9 +47,9 @@ class BlockingCalls:
 
     async def run(self, call: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
         """Await a call. When the awaiting task is cancelled, a call that has begun runs to its end,
-        and `discard` gets its result.
+        and `discard` gets its result. The call sees the task's context variables: its span, say.
         """
-        future = self._executor.submit(call)
+        future = self._executor.submit(copy_context().run, call)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -100,6 +101,21 @@ class AsyncDelivery:
         return self._delivery.request_id
 
     @property
+    def path(self) -> str | None:
+        """See `Delivery.path`."""
+        return self._delivery.path
+
+    @property
+    def rate_bytes_per_s(self) -> int | None:
+        """See `Delivery.rate_bytes_per_s`."""
+        return self._delivery.rate_bytes_per_s
+
+    @property
+    def window_source(self) -> str | None:
+        """See `Delivery.window_source`."""
+        return self._delivery.window_source
+
+    @property
     def layers(self) -> range:
         """The layers of the delivery."""
         return self._delivery.layers
@@ -111,6 +127,12 @@ class AsyncDelivery:
 
     async def wait_layer(self, layer: int, timeout_s: float | None = None) -> Bytes:
         """See `Delivery.wait_layer`."""
+        self._delivery.wait_begins(layer)
+        await self._ready(layer, timeout_s)
+        self._delivery.wait_ended(layer)
+        return self._delivery.ready_layer(layer)
+
+    async def _ready(self, layer: int, timeout_s: float | None) -> None:
         progress = self._delivery.progress
         deadline_s = None if timeout_s is None else self._loop.time() + timeout_s
         while True:
@@ -118,7 +140,7 @@ class AsyncDelivery:
             # is missed, by however many tasks.
             self._changed.clear()
             if progress.is_ready(layer):
-                return self._delivery.ready_layer(layer)
+                return
             left_s = None if deadline_s is None else deadline_s - self._loop.time()
             if left_s is not None and left_s <= 0:
                 raise DeliveryFailed(
@@ -135,6 +157,14 @@ class AsyncDelivery:
         """See `Delivery.wait`."""
         await self.wait_layer(self.layers[-1], timeout_s)
         return self._delivery.wait()
+
+    def consumed(self, layer: int, compute_s: float | None = None) -> None:
+        """See `Delivery.consumed`."""
+        self._delivery.consumed(layer, compute_s)
+
+    def report_explicitly(self) -> None:
+        """See `Delivery.report_explicitly`."""
+        self._delivery.report_explicitly()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Bytes]]:
         """Layers in order, each as soon as it is usable."""
@@ -257,6 +287,10 @@ class AsyncKvBucket:
         layers: tuple[int, int] | None = None,
         on_missing: str = "fail",
         compute_window_s: float | None = None,
+        context_tokens: int | None = None,
+        model: str | None = None,
+        rate_bytes_per_s: float | None = None,
+        path: str | None = None,
         target: Target | None = None,
         transport: str | None = None,
         timeout_s: float | None = None,
@@ -271,6 +305,10 @@ class AsyncKvBucket:
             layers=layers,
             on_missing=on_missing,
             compute_window_s=compute_window_s,
+            context_tokens=context_tokens,
+            model=model,
+            rate_bytes_per_s=rate_bytes_per_s,
+            path=path,
             target=target,
             transport=transport,
             timeout_s=timeout_s,
@@ -332,6 +370,7 @@ class AsyncClient:
         timeout_s: float = TIMEOUT_S,
         connections_max: int = CONNECTIONS_MAX,
         target_bytes_max: int = TARGET_BYTES_MAX,
+        learn_windows: bool = True,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         client = Client(
@@ -344,6 +383,7 @@ class AsyncClient:
             timeout_s=timeout_s,
             connections_max=connections_max,
             target_bytes_max=target_bytes_max,
+            learn_windows=learn_windows,
             tls=tls,
         )
         self._wrap(client, connections_max)

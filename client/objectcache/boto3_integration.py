@@ -63,6 +63,9 @@ class KvGetOutput(TypedDict):
     DeliveryMode: str
     Transport: str
     RequestId: str
+    Path: str | None
+    RateBytesPerSecond: int | None
+    WindowSource: str | None
 
 
 class KvMethods:
@@ -108,6 +111,10 @@ class KvMethods:
         Layers: tuple[int, int] | None = None,
         OnMissing: str = "fail",
         ComputeWindowSeconds: float | None = None,
+        ContextTokens: int | None = None,
+        Model: str | None = None,
+        RateBytesPerSecond: float | None = None,
+        Path: str | None = None,
         Target: Target | None = None,
         Transport: str | None = None,
     ) -> KvGetOutput:
@@ -118,6 +125,10 @@ class KvMethods:
             layers=Layers,
             on_missing=OnMissing,
             compute_window_s=ComputeWindowSeconds,
+            context_tokens=ContextTokens,
+            model=Model,
+            rate_bytes_per_s=RateBytesPerSecond,
+            path=Path,
             target=Target,
             transport=Transport,
         )
@@ -127,6 +138,9 @@ class KvMethods:
             "DeliveryMode": delivery.mode,
             "Transport": delivery.transport,
             "RequestId": delivery.request_id,
+            "Path": delivery.path,
+            "RateBytesPerSecond": delivery.rate_bytes_per_s,
+            "WindowSource": delivery.window_source,
         }
 
     def _objectcache(self) -> Client:

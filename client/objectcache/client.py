@@ -32,7 +32,10 @@ class Client:
     must run on this host), body, or auto, which takes shared memory where it can be had.
     `timeout_s` bounds the connecting and every silence of the server, `connections_max` the open
     connections (an open delivery holds one), `target_bytes_max` the shared memory for deliveries
-    and puts without a target of the caller's own.
+    and puts without a target of the caller's own. `learn_windows` measures how long the engine
+    computes on a layer of a delivery in a body, and tells that to the server's scheduler at the
+    next fetch of as many chunks for which the caller gives neither `compute_window_s` nor `model`.
+    (Of deliveries into shared memory the server hears itself.)
 
     Nothing is sent before the first call. Every call raises the classes of `objectcache.errors`.
     """
@@ -49,6 +52,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         connections_max: int = CONNECTIONS_MAX,
         target_bytes_max: int = TARGET_BYTES_MAX,
+        learn_windows: bool = True,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`tls` replaces the system's certificates and rules for an https endpoint."""
@@ -58,7 +62,9 @@ class Client:
             check_credential("session_token", session_token)
         key = AccessKey(access_key, secret_key, session_token)
         choice = TransportChoice.parse(transport)
-        settings = CoreSettings(region, choice, timeout_s, connections_max, target_bytes_max)
+        settings = CoreSettings(
+            region, choice, timeout_s, connections_max, target_bytes_max, learn_windows
+        )
         self._core = ClientCore(Endpoint.parse(endpoint), lambda: key, settings, tls)
 
     @classmethod

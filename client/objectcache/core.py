@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from objectcache.arguments import checked_count, checked_seconds
+from objectcache.arguments import checked_count, checked_seconds, checked_switch
 from objectcache.channel import requests
 from objectcache.channel.access_key import AccessKey
 from objectcache.channel.connections import ConnectionPool
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.http_channel import HttpChannel
 from objectcache.channel.responses import SessionReply, parse_reply
+from objectcache.deliveries.learned_windows import LearnedWindows
 from objectcache.memory.session_keeper import SessionKeeper
 from objectcache.memory.shared_targets import SharedTargets
 from objectcache.memory.target_pool import TargetPool
@@ -48,11 +49,13 @@ class CoreSettings:
     timeout_s: float
     connections_max: int
     target_bytes_max: int
+    learn_windows: bool = True
 
     def __post_init__(self) -> None:
         checked_seconds("timeout_s", self.timeout_s)
         checked_count("connections_max", self.connections_max)
         checked_count("target_bytes_max", self.target_bytes_max)
+        checked_switch("learn_windows", self.learn_windows)
 
 
 class ClientCore:
@@ -79,6 +82,7 @@ class ClientCore:
         self.sessions = SessionKeeper(lambda: _invite(channel), settings.timeout_s)
         self.pool = TargetPool(settings.target_bytes_max)
         self.targets = SharedTargets()
+        self.windows = LearnedWindows()
         self.threads = ThreadReserve("objectcache-receiver")
         self.close = weakref.finalize(self, _close, connections, self.sessions, self.threads)
 

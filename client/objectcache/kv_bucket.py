@@ -11,18 +11,22 @@ import numpy.typing as npt
 
 from objectcache.arguments import (
     checked_choice,
+    checked_compute_s,
+    checked_context,
     checked_keys,
     checked_layers,
+    checked_model,
     checked_parent,
+    checked_rate,
     checked_seconds,
     checked_tokens,
-    checked_window,
 )
 from objectcache.channel import requests
 from objectcache.channel.responses import PutResult, parse_match
 from objectcache.core import ClientCore, TransportChoice
 from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.fetching import FetchRequest, empty_delivery, fetch
+from objectcache.deliveries.forced_path import checked_path, mode_of, transport_of
 from objectcache.deliveries.put_request import PutRequest
 from objectcache.deliveries.putting import LayerPut, put_chunks
 from objectcache.memory.targets import Target
@@ -61,6 +65,10 @@ class KvBucket:
         layers: tuple[int, int] | None = None,
         on_missing: str = "fail",
         compute_window_s: float | None = None,
+        context_tokens: int | None = None,
+        model: str | None = None,
+        rate_bytes_per_s: float | None = None,
+        path: str | None = None,
         target: Target | None = None,
         transport: str | None = None,
         timeout_s: float | None = None,
@@ -70,7 +78,11 @@ class KvBucket:
         `delivery` is auto, layerwise or chunkwise. `layers` [first, end) asks for some layers only.
         `on_missing` "truncate" delivers the longest stored prefix; "fail" raises `NotFound` with
         `details.missing_index`. `compute_window_s` is the time that the engine computes per layer,
-        for the server's scheduler. `target` is memory to fill in place of the client's own;
+        for the server's scheduler; where it is not known, `model` names a compute profile that the
+        server has, and `context_tokens` is the length of the whole prompt, of which the prefix is a
+        part. `rate_bytes_per_s` is the most that is wanted. `path` forces one of the paper's paths:
+        agg (layerwise), batch (chunkwise), and for one chunk into shared memory direct or buffer
+        (staged in the gateway). `target` is memory to fill in place of the client's own;
         `transport` and `timeout_s` replace the client's. No keys make an empty delivery.
 
         Raises `InvalidRequest` for wrong arguments and a target that is too small, `Unavailable`
@@ -79,10 +91,14 @@ class KvBucket:
         """
         started_s = time.monotonic()
         chunk_keys = checked_keys(chunk_keys)
-        mode = checked_choice("delivery", DeliveryMode, delivery)
+        forced = checked_path(path)
+        mode = mode_of(forced, checked_choice("delivery", DeliveryMode, delivery))
         missing = checked_choice("on_missing", OnMissing, on_missing)
         layers = checked_layers(layers, self.layout.num_layers)
-        window_s = checked_window(compute_window_s)
+        window_s = checked_compute_s("compute_window_s", compute_window_s)
+        context_tokens = checked_context(context_tokens)
+        model = checked_model(model)
+        rate_bytes_per_s = checked_rate(rate_bytes_per_s)
         timeout_s = self._timeout_s(timeout_s)
         if not chunk_keys:
             all_layers = (0, self.layout.num_layers)
@@ -96,11 +112,14 @@ class KvBucket:
             layers,
             missing,
             window_s,
+            context_tokens=context_tokens,
+            model=model,
+            rate_bytes_per_s=rate_bytes_per_s,
         )
-        choice = self._transport(transport)
+        choice = transport_of(forced, self._transport(transport), len(chunk_keys))
         return fetch(
             self._core,
-            FetchRequest(self.name, descriptor, target, choice, timeout_s, started_s),
+            FetchRequest(self.name, descriptor, target, choice, timeout_s, started_s, forced),
         )
 
     def put(

@@ -24,6 +24,7 @@ from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.messages import (
     JoinSession,
+    LayersConsumed,
     RegisterTarget,
     ReleaseTarget,
     SessionJoined,
@@ -237,7 +238,7 @@ class FakeTargetSocket:
     """The storage server's target socket: maps what clients register, releases when told.
 
     Released targets are answered at once unless `hold_releases` is set; then `released` collects
-    their ids until `answer_release`.
+    their ids until `answer_release`. `consumed` collects the clients' feedback.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -246,6 +247,7 @@ class FakeTargetSocket:
         self.registered_count = 0
         self.hold_releases = False
         self.released: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.consumed: queue.SimpleQueue[LayersConsumed] = queue.SimpleQueue()
         self.refuse: msgspec.Struct | None = None
         self.refuse_register: msgspec.Struct | None = None
         self._sessions: list[socket.socket] = []
@@ -296,6 +298,8 @@ class FakeTargetSocket:
                 self.memory[target_id] = mmap.mmap(descriptors[0], length_bytes)
                 os.close(descriptors[0])
                 sock.sendall(encode_frame(TargetRegistered(target_id=target_id)))
+            case LayersConsumed():
+                self.consumed.put(request)
             case ReleaseTarget(target_id=target_id):
                 self.released.put(target_id)
                 if not self.hold_releases:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from objectcache import Client, InvalidRequest
+from objectcache import Client, InvalidRequest, PlainTarget
 from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.core import ClientCore
@@ -36,6 +36,23 @@ def bucket() -> KvBucket:
         ({"compute_window_s": "1"}, "compute_window_s must be"),
         ({"compute_window_s": float("nan")}, "compute_window_s must be"),
         ({"compute_window_s": [1.0]}, "compute_window_s must be"),
+        ({"context_tokens": 0}, "context_tokens must be a whole number, 1 or more, got 0"),
+        ({"context_tokens": 4096.0}, "context_tokens must be a whole number"),
+        ({"context_tokens": (1 << 40) + 1}, "context_tokens must be at most 1099511627776"),
+        ({"model": 7}, "model must be a string, got int"),
+        ({"model": "../etc"}, "model must be 1 to 128 letters"),
+        ({"rate_bytes_per_s": 0.5}, "rate_bytes_per_s must be .* 1 or more, got 0.5"),
+        ({"rate_bytes_per_s": float("inf")}, "rate_bytes_per_s must be a finite number"),
+        ({"rate_bytes_per_s": "1G"}, "rate_bytes_per_s must be .* got '1G'"),
+        (
+            {"path": "rdma"},
+            "path must be one of s3tcp, buffer, direct, batch, agg, got 'rdma'",
+        ),
+        ({"path": "s3tcp"}, "s3tcp is a plain GET of one object: use get_object"),
+        ({"path": "agg", "delivery": "chunkwise"}, "path agg is layerwise: delivery must be"),
+        ({"path": "batch", "delivery": "layerwise"}, "path batch is chunkwise: delivery must be"),
+        ({"path": "direct"}, "direct delivers one object: chunk_keys must name 1 chunk, got 5"),
+        ({"path": "buffer"}, "buffer delivers one object.*use batch or agg for more"),
         ({"timeout_s": -1}, "timeout_s must be .* got -1"),
         ({"timeout_s": "1"}, "timeout_s must be"),
         ({"timeout_s": 1e9}, "timeout_s must be .* at most 2000000"),
@@ -48,6 +65,20 @@ def bucket() -> KvBucket:
 def test_a_wrong_argument_of_a_fetch_is_named(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         bucket().fetch(KEYS, **arguments)
+
+
+@pytest.mark.parametrize("path", ["direct", "buffer"])
+def test_a_path_into_a_target_needs_shared_memory(path: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"path {path} writes into shared memory"):
+        bucket().fetch(KEYS[:1], path=path, transport="body")
+    with pytest.raises(InvalidRequest, match="PlainTarget cannot be filled through shared memory"):
+        bucket().fetch(KEYS[:1], path=path, target=PlainTarget(bytearray(600)))
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_whether_windows_are_learned_is_true_or_false(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match="learn_windows must be True or False"):
+        client_of(learn_windows=value)
 
 
 @pytest.mark.parametrize("keys", ["abcde", b"abcde", 5, None, ["a", 7]])

@@ -70,6 +70,14 @@ def test_clients_of_a_registered_session_have_the_methods(kind: str) -> None:
         with answer["Body"] as delivery:
             assert delivery.wait().tobytes() == payload_of(5)
         assert (answer["ChunkCount"], answer["Transport"]) == (5, "body")
+        assert (answer["Path"], answer["RateBytesPerSecond"]) == (None, None)
+        assert answer["WindowSource"] is None
+        hints = {"ContextTokens": 100, "Model": "m", "RateBytesPerSecond": 5e6, "Path": "agg"}
+        s3.kv_get(Bucket="b", ChunkKeys=KEYS, KvLayout=LAYOUT, **hints)["Body"].close()
+        asked = gateway.requests[-1]
+        assert asked.headers["x-objectcache-path"] == "agg"
+        assert (asked.descriptor.context_tokens, asked.descriptor.model) == (100, "m")
+        assert asked.descriptor.rate_bytes_per_s == 5e6
         authorization = gateway.requests[0].headers["authorization"]
         assert "Credential=boto-key/" in authorization
         assert "/eu-test-1/s3/" in authorization

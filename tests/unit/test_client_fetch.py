@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import warnings
 from typing import Any
 
@@ -18,6 +19,7 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor, OnMissing
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
 from tests.unit.client_fakes import (
+    DEADLINE_S,
     KEYS,
     LAYOUT,
     FakeGateway,
@@ -75,12 +77,85 @@ def test_every_choice_of_a_fetch_is_in_the_descriptor() -> None:
             layers=(1, 3),
             on_missing="truncate",
             compute_window_s=0.25,
+            context_tokens=100,
+            model="llama-3.1-8b",
+            rate_bytes_per_s=5_000_000,
         ) as delivery:
             delivery.wait()
         asked = gateway.requests[0].descriptor
         assert asked == Descriptor(
-            tuple(KEYS), 3, 4, 40, DeliveryMode.CHUNKWISE, (1, 3), OnMissing.TRUNCATE, 0.25
+            *(tuple(KEYS), 3, 4, 40, DeliveryMode.CHUNKWISE, (1, 3), OnMissing.TRUNCATE, 0.25),
+            context_tokens=100,
+            model="llama-3.1-8b",
+            rate_bytes_per_s=5_000_000.0,
         )
+
+
+def test_a_get_names_itself_and_says_what_the_client_spent() -> None:
+    with FakeGateway(deliver("layerwise")) as gateway, gateway.client() as client:
+        for _ in range(2):
+            with bucket_of(client).fetch(KEYS) as delivery:
+                assert delivery.request_id == "request-1"  # what the server says counts
+        ids = [request.headers["x-objectcache-request-id"] for request in gateway.requests]
+        assert all(re.fullmatch("[0-9A-F]{16}", request_id) for request_id in ids)
+        assert ids[0] != ids[1]
+        for request in gateway.requests:
+            spent = request.headers["x-objectcache-client-seconds"]
+            assert re.fullmatch(r"\d+\.\d{6}", spent)
+            assert 0 < float(spent) < DEADLINE_S
+            assert "x-objectcache-path" not in request.headers
+            assert "traceparent" not in request.headers
+
+
+def test_requests_that_begin_no_delivery_carry_none_of_this() -> None:
+    def serve(request: Received, peer: Peer) -> None:
+        peer.answer(body=msgspec.msgpack.encode({"v": 1, "matched": 5}))
+
+    with FakeGateway(serve) as gateway, gateway.client() as client:
+        assert bucket_of(client).match(KEYS) == 5
+        assert not [name for name in gateway.requests[0].headers if "objectcache" in name]
+
+
+@pytest.mark.parametrize(("path", "mode"), [("agg", "layerwise"), ("batch", "chunkwise")])
+def test_a_forced_path_is_a_header_and_decides_the_mode(path: str, mode: str) -> None:
+    with FakeGateway(deliver(mode)) as gateway, gateway.client() as client:
+        with bucket_of(client).fetch(KEYS, path=path) as delivery:
+            assert np.array_equal(delivery.wait(), chunks_of(5).transpose(1, 0, 2))
+        (request,) = gateway.requests
+        assert request.headers["x-objectcache-path"] == path
+        assert request.descriptor.delivery.value == mode
+
+
+def test_what_the_server_decided_is_told_by_the_delivery() -> None:
+    def serve(request: Received, peer: Peer) -> None:
+        said = {
+            "x-objectcache-delivery": "layerwise",
+            "x-objectcache-chunk-count": "5",
+            "x-objectcache-request-id": request.headers["x-objectcache-request-id"],
+            "x-objectcache-path": "agg",
+            "x-objectcache-transport": "tcp",
+            "x-objectcache-rate": "1250000000",
+            "x-objectcache-window-source": "learned",
+        }
+        peer.answer(200, said, payload_of(5))
+
+    with (
+        FakeGateway(serve) as gateway,
+        gateway.client() as client,
+        bucket_of(client).fetch(KEYS) as delivery,
+    ):
+        assert (delivery.path, delivery.window_source) == ("agg", "learned")
+        assert delivery.rate_bytes_per_s == 1_250_000_000
+        assert delivery.transport == "body"
+        assert delivery.request_id == gateway.requests[0].headers["x-objectcache-request-id"]
+
+
+def test_a_server_that_says_nothing_of_this_is_fine() -> None:
+    with FakeGateway(deliver("layerwise")) as gateway, gateway.client() as client:
+        for keys in (KEYS, []):
+            with bucket_of(client).fetch(keys) as delivery:
+                assert (delivery.path, delivery.window_source) == (None, None)
+                assert delivery.rate_bytes_per_s is None
 
 
 @pytest.mark.parametrize("chunk_count", [0, 2])

@@ -20,6 +20,7 @@ from objectcache.deliveries.putting import payload_parts
 from objectcache.errors import InvalidRequest
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.limits import Limits
+from objectcache_schemas.messages import DeliveryPath
 
 KEY = AccessKey("AKIA", "secret")
 
@@ -58,6 +59,29 @@ def test_the_two_forms_meet_at_the_header_bound() -> None:
     )
     assert 4096 - 90 < longest <= 4096
     assert {request.method for request in forms.values()} == {"GET", "POST"}
+
+
+@pytest.mark.parametrize("chunk_count", [2, 400])
+def test_a_get_carries_what_else_is_asked_in_either_form(chunk_count: int) -> None:
+    asked = requests.get_headers("0123456789ABCDEF", DeliveryPath.AGG, "00-1-2-01")
+    request = requests.get("b", descriptor(chunk_count), asked, begun_s=100.0)
+    headers = signed(request.sent_at(100.25))
+    assert headers["x-objectcache-request-id"] == "0123456789ABCDEF"
+    assert headers["x-objectcache-path"] == "agg"
+    assert headers["x-objectcache-client-seconds"] == "0.250000"
+    assert headers["traceparent"] == "00-1-2-01"
+    # A proxy may put its own span there.
+    assert "traceparent" not in headers["authorization"]
+    assert requests.get_headers("0123456789ABCDEF", None, None).keys() == {
+        "x-objectcache-request-id"
+    }
+
+
+def test_a_request_that_is_sent_again_says_how_long_it_took_then() -> None:
+    request = requests.get("b", descriptor(), {}, begun_s=100.0)
+    assert request.sent_at(100.5).headers["x-objectcache-client-seconds"] == "0.500000"
+    assert request.sent_at(99.0).headers["x-objectcache-client-seconds"] == "0.000000"
+    assert requests.match("b", ["a"]).sent_at(100.5) == requests.match("b", ["a"])
 
 
 def test_what_has_a_target_may_not_be_repeated() -> None:

@@ -9,6 +9,7 @@ import http.client
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -207,7 +208,7 @@ class HttpChannel:
     def _send(self, connection: Connection, request: Request) -> None:
         try:
             connect(connection)
-            headers = self._signer.signed_headers(request)
+            headers = self._signer.signed_headers(request.sent_at(time.monotonic()))
             if request.body or request.method in ("POST", "PUT"):
                 headers.setdefault("content-length", str(request.body_bytes))
             http = connection.http

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
@@ -14,6 +14,7 @@ from objectcache_schemas.descriptor import DESCRIPTOR_VERSION, Descriptor, Match
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.messages import DeliveryPath
 
 # Longer descriptors travel as a POST body. Far below the server's own limit, so that proxies with
 # the usual 8 KiB header lines pass it.
@@ -27,7 +28,8 @@ class Request:
     """One request. `path` and `query` are percent-encoded; `body` is sent part after part.
 
     `sign_body` says that the body's digest is signed whatever the link; otherwise only where the
-    link does not protect bodies. `repeatable` requests may reach the server twice.
+    link does not protect bodies. `repeatable` requests may reach the server twice. `begun_s`, by
+    time.monotonic, is when the caller asked; the request then says how long it took to be sent.
     """
 
     method: str
@@ -37,6 +39,14 @@ class Request:
     body: Sequence[bytes | memoryview] = ()
     sign_body: bool = True
     repeatable: bool = True
+    begun_s: float | None = None
+
+    def sent_at(self, now_s: float) -> Request:
+        """The request as it is sent now."""
+        if self.begun_s is None:
+            return self
+        seconds = f"{max(0.0, now_s - self.begun_s):.6f}"
+        return replace(self, headers={**self.headers, headers.CLIENT_SECONDS: seconds})
 
     @property
     def target(self) -> str:
@@ -84,20 +94,45 @@ def match(bucket: str, chunk_keys: Sequence[str]) -> Request:
     return Request("POST", _path(bucket), headers.KV_MATCH, _MSGPACK_BODY, (body,))
 
 
-def get(bucket: str, descriptor: Descriptor) -> Request:
+def get(
+    bucket: str,
+    descriptor: Descriptor,
+    asked: Mapping[str, str] | None = None,
+    begun_s: float | None = None,
+) -> Request:
     """Begin a delivery: in the header form where the descriptor is short, else by POST.
 
-    With a target it is not repeatable: two deliveries would write to the same memory.
+    `asked` are more headers (`get_headers`). With a target it is not repeatable: two deliveries
+    would write to the same memory.
     """
     repeatable = descriptor.rdma_target is None
     data = _descriptor_bytes(descriptor)
     if len(data) * 4 <= DESCRIPTOR_HEADER_BYTES_MAX * 3:
-        extra = {headers.DESCRIPTOR: descriptor.to_header()}
+        extra = {headers.DESCRIPTOR: descriptor.to_header(), **(asked or {})}
         path = _path(bucket, descriptor.chunk_keys[-1])
-        return Request("GET", path, "", extra, repeatable=repeatable)
+        return Request("GET", path, "", extra, repeatable=repeatable, begun_s=begun_s)
+    extra = {**_MSGPACK_BODY, **(asked or {})}
     return Request(
-        "POST", _path(bucket), headers.KV_GET, _MSGPACK_BODY, (data,), repeatable=repeatable
+        "POST",
+        _path(bucket),
+        headers.KV_GET,
+        extra,
+        (data,),
+        repeatable=repeatable,
+        begun_s=begun_s,
     )
+
+
+def get_headers(
+    request_id: str, path: DeliveryPath | None, traceparent: str | None
+) -> dict[str, str]:
+    """What a get says of itself beside its descriptor."""
+    values = {
+        headers.REQUEST_ID: request_id,
+        headers.PATH: path.value if path else None,
+        headers.TRACEPARENT: traceparent,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def put(bucket: str, descriptor: Descriptor, payload: Sequence[memoryview]) -> Request:

@@ -53,7 +53,9 @@ class DeliveryHead:
     mode: DeliveryMode  # never AUTO
     chunk_count: int
     request_id: str
-    rate_bytes_per_s: float | None
+    rate_bytes_per_s: int | None = None
+    path: str | None = None  # None, here and below: the server does not say
+    window_source: str | None = None
 
     def shape(self, descriptor: Descriptor) -> PayloadShape:
         """Where each layer's bytes are in the payload."""
@@ -118,8 +120,14 @@ def parse_delivery_head(header: HeaderLookup, descriptor: Descriptor) -> Deliver
             f"the server sent {headers.LAYER_BYTES}: {layer_bytes} for {chunk_count} chunks"
         )
     request_id = header(headers.REQUEST_ID) or ""
-    rate = _number(header(headers.RATE))
-    return DeliveryHead(DeliveryMode(mode), chunk_count, request_id, rate)
+    return DeliveryHead(
+        DeliveryMode(mode),
+        chunk_count,
+        request_id,
+        _whole_number(header(headers.RATE)),
+        header(headers.PATH),
+        header(headers.WINDOW_SOURCE),
+    )
 
 
 def parse_outcome(body: bytes) -> DeliveryFailed | None:

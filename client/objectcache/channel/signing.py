@@ -13,8 +13,10 @@ from botocore.credentials import Credentials
 from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.requests import Request
+from objectcache_schemas import headers
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
+REWRITTEN_HEADERS = (headers.TRACEPARENT,)  # by proxies with spans of their own; so not signed
 
 
 class _Auth(S3SigV4Auth):
@@ -40,16 +42,18 @@ class Signer:
 
     def signed_headers(self, request: Request) -> dict[str, str]:
         """All headers to send with the request, the signature's among them."""
-        unsigned = {**request.headers, "host": self._endpoint.host_header}
+        to_sign = {**request.headers, "host": self._endpoint.host_header}
+        rewritten = {name: to_sign.pop(name) for name in REWRITTEN_HEADERS if name in to_sign}
         aws_request: Any = AWSRequest(
-            request.method, self._endpoint.url + request.target, headers=unsigned
+            request.method, self._endpoint.url + request.target, headers=to_sign
         )
         aws_request.context["payload_sha256"] = self._payload_sha256(request)
         key = self._access_key()
         credentials = Credentials(key.access_key, key.secret_key, key.session_token)
         auth: Any = _Auth(credentials, "s3", self._region)
         auth.add_auth(aws_request)
-        return {name.lower(): value for name, value in aws_request.headers.items()}
+        signed = {name.lower(): value for name, value in aws_request.headers.items()}
+        return signed | rewritten
 
     def _payload_sha256(self, request: Request) -> str:
         if not request.sign_body and self._endpoint.protects_bodies:

@@ -92,6 +92,102 @@ def demo(context: typer.Context) -> None:
     raise typer.Exit(demonstration.main(context.args))
 
 
+@app.command(context_settings=PASSED_ON)
+def schedule(context: typer.Context) -> None:
+    """Predict rates, TTFT and stalls of requests that share a link; --help shows its flags."""
+    _need_extras("schedule", processes.STORAGE_EXTRA)
+    processes.replace_process(f"{processes.STORAGE_MODULE}.what_if", context.args)
+
+
+@app.command()
+def calibrate(
+    data_dir: DataDir = None,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Default: $OBJECTCACHE_ENDPOINT.")
+    ] = None,
+    credentials_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--credentials",
+            "--credentials-file",
+            metavar="FILE",
+            help="Default: DATA_DIR/root-credentials, or $OBJECTCACHE_ACCESS_KEY and "
+            "$OBJECTCACHE_SECRET_KEY.",
+        ),
+    ] = None,
+    geometry: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=BYTES_PER_LAYER,WINDOW,LAYERS",
+            help="What is delivered, such as 16K=56MiB,8.8ms,32; may be repeated. Default: four "
+            "of the paper's table A8.",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Geometries by the rows of a compute profile."),
+    ] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            metavar="F",
+            help="Divides the bytes, not the times. Default: 1, and 32 for the paper's.",
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=100, metavar="N", help="Deliveries at each rate.")
+    ] = 2,
+    transport: Annotated[
+        str, typer.Option(help="How deliveries arrive: auto, shared_memory or body.")
+    ] = "auto",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write what is proposed; needs --data-dir.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the curves there, too.")
+    ] = None,
+    config: Config = None,
+    assignments: Assignments = None,
+) -> None:
+    """Measure TTFT by rate on a running server, and propose a margin and a mode threshold.
+
+    Deliveries go one at a time, from a bucket of their own that is deleted at the end.
+    """
+    from rich.console import Console
+
+    from objectcache.cli import calibrate as calibration
+    from objectcache.cli.credentials import find_access
+    from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+
+    try:
+        options = calibration.CalibrateOptions(
+            geometries=calibration.geometries_of(list(geometry or ()), profile),
+            scale=calibration.scale_of(scale, bool(geometry) or profile is not None),
+            repeats=repeats,
+            transport=transport,
+            apply=apply,
+            as_json=as_json,
+            svg=svg,
+            settings=calibration.settings_of(config, data_dir, assignments, apply),
+        )
+        credentials = credentials_file or calibration.default_credentials(data_dir)
+        access = find_access(endpoint, credentials, os.environ)
+        calibration.run(options, access, Console())
+    except InvalidRequest as error:
+        fail(error.message)
+    except ObjectCacheError as error:
+        fail(f"{error.code}: {error.message}", exit_code=1)
+
+
+@app.command(context_settings=PASSED_ON)
+def simulate(context: typer.Context) -> None:
+    """Simulate many clients under each policy and load; --help shows its flags."""
+    _need_extras("simulate", processes.STORAGE_EXTRA)
+    processes.replace_process(f"{processes.STORAGE_MODULE}.simulation", context.args)
+
+
 @app.command()
 def settings() -> None:
     """Print every setting, its environment variable, default and meaning, as Markdown."""

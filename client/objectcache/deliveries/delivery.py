@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+from objectcache.arguments import checked_compute_s
+from objectcache.channel.responses import DeliveryHead
+from objectcache.deliveries.consumption import ConsumptionReports, no_reports
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.deliveries.payload import Bytes, PayloadShape
 from objectcache.deliveries.receivers import Receiver
@@ -16,6 +19,11 @@ CLOSE_TIMEOUT_S = 5.0  # for threads and servers that are about to end anyway
 
 class Delivery:
     """Layers that arrive in order. Use it in a `with` block, from one thread.
+
+    The server's scheduler hears what the engine has consumed where the layers land in shared
+    memory: who waits for a layer is through with those that it has, and who closes after the last
+    one is through with all. An engine whose calls run ahead of its GPU says it itself:
+    `report_explicitly` at the start, then `consumed`. None of this blocks, or fails.
 
     The arrays are views of the delivery's memory, without a copy. They stay valid after `close`:
     memory of the client's own is not used again while any of them lives, and an explicit target is
@@ -30,19 +38,48 @@ class Delivery:
         receiver: Receiver | None,
         *,
         transport: str,
+        head: DeliveryHead | None = None,
         target: Target | None = None,
-        request_id: str = "",
+        reports: ConsumptionReports | None = None,
         owner: object = None,
     ) -> None:
-        """`owner` is kept alive with the delivery. Without a receiver everything is there."""
+        """`owner` is kept alive with the delivery. Without a receiver everything is there; without
+        a head no server was asked.
+        """
         self._progress = progress
         self._shape = shape
         self._payload = shape.payload(memory)
         self._receiver = receiver
         self._target = target
         self._owner = owner
+        self._reports = reports or no_reports(progress)
+        self._head = head
         self.transport = transport
-        self.request_id = request_id
+
+    @property
+    def request_id(self) -> str:
+        """The request's name in the servers' logs and traces."""
+        return self._head.request_id if self._head else ""
+
+    @property
+    def path(self) -> str | None:
+        """The path that the server took: s3tcp, buffer, direct, batch or agg; None: it does not
+        say.
+        """
+        return self._head.path if self._head else None
+
+    @property
+    def rate_bytes_per_s(self) -> int | None:
+        """The rate that the server assigned for the delivery's life; None: it assigned none."""
+        return self._head.rate_bytes_per_s if self._head else None
+
+    @property
+    def window_source(self) -> str | None:
+        """Where the server has the compute window from: descriptor, profile or learned.
+
+        None: it has none, or does not say.
+        """
+        return self._head.window_source if self._head else None
 
     @property
     def chunk_count(self) -> int:
@@ -80,8 +117,22 @@ class Delivery:
         the delivery going on, after `timeout_s`. Without one the fetch's timeout bounds the time in
         which nothing arrives.
         """
+        self.wait_begins(layer)
         self._progress.wait(layer, timeout_s)
+        self.wait_ended(layer)
         return self.ready_layer(layer)
+
+    def wait_begins(self, layer: int) -> None:
+        """Note that the engine wants a layer; for event loops, as `progress` is.
+
+        Raises `InvalidRequest` for one that was not asked for.
+        """
+        self._progress.check(layer)
+        self._reports.wait_begins(layer)
+
+    def wait_ended(self, layer: int) -> None:
+        """Note that the engine was given a layer."""
+        self._reports.wait_ended(layer)
 
     def ready_layer(self, layer: int) -> Bytes:
         """The view of a layer that is known to be usable."""
@@ -93,8 +144,25 @@ class Delivery:
 
         A strided view when chunkwise. Raises as `wait_layer` does.
         """
-        self._progress.wait(self._shape.end_layer - 1, timeout_s)
+        self.wait_layer(self._shape.end_layer - 1, timeout_s)
         return self._payload
+
+    def consumed(self, layer: int, compute_s: float | None = None) -> None:
+        """Say that the engine is through with the layers up to this one; from any thread.
+
+        `compute_s` is what each of them took, waiting left out; by default the time since the last
+        call, or since the first of them arrived. From the first call on nothing is deduced from
+        waits. A layer that has not arrived, or was told before, is ignored. Raises `InvalidRequest`
+        for one that was not asked for, and for a `compute_s` that is no time.
+        """
+        self._progress.check(layer)
+        self._reports.consumed(layer, checked_compute_s("compute_s", compute_s))
+
+    def report_explicitly(self) -> None:
+        """Deduce nothing from waits: the engine's calls run ahead of its GPU, and it will call
+        `consumed`.
+        """
+        self._reports.report_explicitly()
 
     def __iter__(self) -> Iterator[tuple[int, Bytes]]:
         """Layers in order, each as soon as it is usable."""
@@ -106,6 +174,7 @@ class Delivery:
 
         Repeating has no effect. Layers that were usable stay so.
         """
+        self._reports.close()
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from objectcache.arguments import checked_count
 from objectcache.channel import requests
 from objectcache.channel.http_channel import Exchange
+from objectcache.channel.request_labels import current_traceparent, new_request_id
 from objectcache.channel.responses import DeliveryHead, parse_delivery_head
 from objectcache.core import ClientCore, TransportChoice
+from objectcache.deliveries.consumption import ConsumptionReports, no_reports
 from objectcache.deliveries.delivery import Delivery
+from objectcache.deliveries.feedback import teach_windows, tell_session
 from objectcache.deliveries.layer_progress import LayerProgress
+from objectcache.deliveries.learned_windows import FetchShape
 from objectcache.deliveries.payload import PayloadShape
 from objectcache.deliveries.receivers import BodyReceiver, OutcomeReceiver, Receiver
 from objectcache.deliveries.refusals import may_fall_back, was_refused
@@ -22,6 +26,7 @@ from objectcache.memory.target_session import TargetSession
 from objectcache.memory.targets import PlainTarget, SharedMemoryTarget, Target
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unavailable
+from objectcache_schemas.messages import DeliveryPath
 
 SHARED_MEMORY = TransportChoice.SHARED_MEMORY.value
 BODY = TransportChoice.BODY.value
@@ -37,6 +42,8 @@ class FetchRequest:
     transport: TransportChoice
     timeout_s: float
     started_s: float
+    path: DeliveryPath | None = None
+    request_id: str = field(default_factory=new_request_id)
 
     def __post_init__(self) -> None:
         if self.target is None:
@@ -61,6 +68,10 @@ class FetchRequest:
     def payload_bytes(self) -> int:
         """Bytes of the payload when every chunk is stored."""
         return self.descriptor.payload_bytes(len(self.descriptor.chunk_keys))
+
+    def shape(self, chunk_count: int) -> FetchShape:
+        """What its compute times depend on, with as many chunks delivered."""
+        return FetchShape(self.bucket, chunk_count, self.descriptor.context_tokens)
 
     def progress(self, silence_s_max: float | None) -> LayerProgress:
         """Progress of a delivery that has not begun."""
@@ -128,7 +139,8 @@ def _fetch_shared(core: ClientCore, request: FetchRequest) -> Delivery:
             landing.withdraw()
         raise
     receiver = OutcomeReceiver(exchange, landing, progress, session, tag)
-    return _start(core, request, head, progress, landing, receiver, SHARED_MEMORY)
+    reports = tell_session(progress, session, tag)
+    return _start(core, request, head, progress, landing, receiver, SHARED_MEMORY, reports)
 
 
 def _memory_target(
@@ -149,7 +161,7 @@ def _fetch_body(core: ClientCore, request: FetchRequest) -> Delivery:
     landing = None if request.target is None else request.target.claim(request.timeout_s)
     progress = request.progress(silence_s_max=None)  # the socket's timeout bounds it
     try:
-        exchange, head = _begin(core, request, request.descriptor)
+        exchange, head = _begin(core, request, _with_learned_window(core, request))
         shape = head.shape(request.descriptor)
         if exchange.length_bytes != shape.payload_bytes:
             exchange.abandon()
@@ -163,13 +175,35 @@ def _fetch_body(core: ClientCore, request: FetchRequest) -> Delivery:
             landing.settle()
         raise
     receiver = BodyReceiver(exchange, landing, progress, shape)
-    return _start(core, request, head, progress, landing, receiver, BODY)
+    reports = _teaching(core, request, head.chunk_count, progress)
+    return _start(core, request, head, progress, landing, receiver, BODY, reports)
+
+
+def _with_learned_window(core: ClientCore, request: FetchRequest) -> Descriptor:
+    """The descriptor, with what earlier deliveries took where the caller says nothing."""
+    descriptor = request.descriptor
+    if not core.settings.learn_windows or descriptor.model is not None:
+        return descriptor
+    if descriptor.compute_window_s is not None:
+        return descriptor
+    window_s = core.windows.window_s(request.shape(len(descriptor.chunk_keys)))
+    return replace(descriptor, compute_window_s=window_s)
+
+
+def _teaching(
+    core: ClientCore, request: FetchRequest, chunk_count: int, progress: LayerProgress
+) -> ConsumptionReports:
+    if not core.settings.learn_windows:
+        return no_reports(progress)
+    return teach_windows(progress, core.windows, request.shape(chunk_count))
 
 
 def _begin(
     core: ClientCore, request: FetchRequest, descriptor: Descriptor
 ) -> tuple[Exchange, DeliveryHead]:
-    exchange = core.channel.open(requests.get(request.bucket, descriptor), request.timeout_s)
+    asked = requests.get_headers(request.request_id, request.path, current_traceparent())
+    get = requests.get(request.bucket, descriptor, asked, request.started_s)
+    exchange = core.channel.open(get, request.timeout_s)
     try:
         return exchange, parse_delivery_head(exchange.header, descriptor)
     except BaseException:
@@ -185,15 +219,17 @@ def _start(
     landing: Landing,
     receiver: Receiver,
     transport: str,
+    reports: ConsumptionReports,
 ) -> Delivery:
     delivery = Delivery(
         progress,
         head.shape(request.descriptor),
         landing.array,
         receiver,
-        target=request.target,
         transport=transport,
-        request_id=head.request_id,
+        head=head,
+        target=request.target,
+        reports=reports,
         owner=core,
     )
     core.threads.start(receiver.run)

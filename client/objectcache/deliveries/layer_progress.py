@@ -79,13 +79,22 @@ class LayerProgress:
             self._condition.notify_all()
         self._tell_listeners()
 
+    def arrived_s(self, layer: int) -> float | None:
+        """When the layer became usable, by time.monotonic; None for one that is not, or is none of
+        the delivery's.
+        """
+        if not self.first_layer <= layer < self.end_layer:
+            return None
+        after_s = self.arrivals_s[layer - self.first_layer]
+        return None if after_s is None else self._started_s + after_s
+
     def is_ready(self, layer: int) -> bool:
         """Whether the layer is usable.
 
         Raises `InvalidRequest` for a layer that is not part of the delivery, `DeliveryFailed` for
         one that will never arrive.
         """
-        self._check(layer)
+        self.check(layer)
         if layer < self._ready_end:
             return True
         if self._failure is not None:
@@ -139,7 +148,8 @@ class LayerProgress:
     def _silence_deadline_s(self) -> float | None:
         return None if self._silence_s_max is None else self._changed_s + self._silence_s_max
 
-    def _check(self, layer: int) -> None:
+    def check(self, layer: int) -> None:
+        """Raise `InvalidRequest` for a layer that is not part of the delivery."""
         if not hasattr(layer, "__index__"):
             raise InvalidRequest(f"layer must be a whole number, got {layer!r}")
         if not self.first_layer <= layer < self.end_layer:

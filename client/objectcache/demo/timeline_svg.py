@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
-from objectcache.demo.axis import ticks
 from objectcache.demo.results import LayerEvents, ReuseMeasurement, TurnMeasurement
+from objectcache.drawing.svg import (
+    ARRIVAL_FILLS,
+    COMPUTE_FILLS,
+    LANE,
+    MUTED,
+    Scale,
+    document,
+    legend,
+    rect,
+    text,
+    time_axis,
+)
 
 WIDTH, PANEL_HEIGHT, HEADER_HEIGHT, FOOTER_HEIGHT = 960, 148, 84, 64
 LEFT, RIGHT = 104, 56  # margins of the time axis
@@ -16,9 +26,6 @@ ARRIVALS_Y, COMPUTE_Y = 38, 84  # of the lanes, below the panel's top
 MERGE_PX = 2.0  # arrivals closer than this are one bar
 LABEL_PX = 22.0  # narrower bars carry no layer number
 FIRST_TOKEN_LABEL_PX = 170
-ARRIVAL_FILLS = ("#3d74ae", "#5d92c8")
-COMPUTE_FILLS = ("#c66d1d", "#da8a45")
-TEXT, MUTED, GRID, LANE = "#24292f", "#6b7280", "#e5e7eb", "#f4f5f7"
 FIRST_TOKEN = "#1a7f5a"  # noqa: S105 - a colour
 TITLES = {
     "layerwise": "Layer by layer: compute starts with the first layer",
@@ -49,17 +56,14 @@ def timeline_svg(turn: TurnMeasurement, path: str) -> str:
     assert reuses
     height = HEADER_HEIGHT + PANEL_HEIGHT * len(reuses) + FOOTER_HEIGHT
     end_s = max(reuse.ttft_s for reuse in reuses) * 1.04
-    scale = _Scale(end_s, WIDTH - LEFT - RIGHT)
+    scale = Scale(end_s, LEFT, WIDTH - LEFT - RIGHT)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        f'viewBox="0 0 {WIDTH} {height}" font-family="system-ui, sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         *_header(turn, path),
-        *_axis(scale, HEADER_HEIGHT, height - FOOTER_HEIGHT),
+        *time_axis(scale, HEADER_HEIGHT, height - FOOTER_HEIGHT, WIDTH - 12),
     ]
     for index, reuse in enumerate(reuses):
         parts += _panel(reuse, scale, HEADER_HEIGHT + index * PANEL_HEIGHT)
-    return "\n".join([*parts, *_legend(height - 14), "</svg>"]) + "\n"
+    return document(WIDTH, height, [*parts, *_legend(height - 14)])
 
 
 def arrival_bars(reuse: ReuseMeasurement, merge_s: float) -> list[Bar]:
@@ -83,28 +87,16 @@ def compute_bars(layers: tuple[LayerEvents, ...]) -> list[Bar]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    end_s: float
-    width_px: float
-
-    def x(self, time_s: float) -> float:
-        return LEFT + time_s / self.end_s * self.width_px
-
-    def seconds(self, width_px: float) -> float:
-        return width_px / self.width_px * self.end_s
-
-
 def _header(turn: TurnMeasurement, path: str) -> Iterator[str]:
     share = turn.hit_tokens / turn.prompt_tokens
-    yield _text(
+    yield text(
         LEFT - 80,
         32,
         f"Turn {turn.turn}: {turn.hit_tokens:,} of {turn.prompt_tokens:,} tokens ({share:.0%}) "
         f"from the store, {turn.fetched_bytes / (1 << 20):.0f} MiB",
         'font-size="18" font-weight="600"',
     )
-    yield _text(
+    yield text(
         LEFT - 80,
         56,
         f"Path: {path}. Time from the prompt to its first token; recomputing all of it takes "
@@ -113,19 +105,11 @@ def _header(turn: TurnMeasurement, path: str) -> Iterator[str]:
     )
 
 
-def _axis(scale: _Scale, top: float, bottom: float) -> Iterator[str]:
-    for tick_ms in ticks(scale.end_s * 1e3):
-        x = scale.x(tick_ms / 1e3)
-        yield f'<path d="M{x:.1f} {top}V{bottom}" stroke="{GRID}"/>'
-        yield _text(x, bottom + 18, f"{tick_ms:g}", f'fill="{MUTED}" text-anchor="middle"')
-    yield _text(WIDTH - 12, bottom + 18, "ms", f'fill="{MUTED}" text-anchor="end"')
-
-
-def _panel(reuse: ReuseMeasurement, scale: _Scale, top: float) -> Iterator[str]:
-    yield _text(LEFT - 80, top + 26, TITLES[reuse.delivery], 'font-weight="600"')
+def _panel(reuse: ReuseMeasurement, scale: Scale, top: float) -> Iterator[str]:
+    yield text(LEFT - 80, top + 26, TITLES[reuse.delivery], 'font-weight="600"')
     for name, y in (("arrivals", top + ARRIVALS_Y), ("compute", top + COMPUTE_Y)):
-        yield _rect(LEFT, y, scale.width_px, LANE_HEIGHT, LANE)
-        yield _text(LEFT - 10, y + 24, name, f'fill="{MUTED}" text-anchor="end"')
+        yield rect(LEFT, y, scale.width_px, LANE_HEIGHT, LANE)
+        yield text(LEFT - 10, y + 24, name, f'fill="{MUTED}" text-anchor="end"')
     yield from _bars(
         arrival_bars(reuse, scale.seconds(MERGE_PX)), scale, top + ARRIVALS_Y, ARRIVAL_FILLS
     )
@@ -133,17 +117,17 @@ def _panel(reuse: ReuseMeasurement, scale: _Scale, top: float) -> Iterator[str]:
     yield from _first_token(reuse.ttft_s, scale, top)
 
 
-def _bars(bars: list[Bar], scale: _Scale, y: float, fills: tuple[str, str]) -> Iterator[str]:
+def _bars(bars: list[Bar], scale: Scale, y: float, fills: tuple[str, str]) -> Iterator[str]:
     for index, bar in enumerate(bars):
         x, width = scale.x(bar.start_s), scale.x(bar.end_s) - scale.x(bar.start_s)
         duration_ms = (bar.end_s - bar.start_s) * 1e3
         title = f"layer {bar.label}: {bar.start_s * 1e3:.1f} ms, for {duration_ms:.1f} ms"
-        yield _rect(x, y + 4, max(width, 1.0), LANE_HEIGHT - 8, fills[index % 2], title)
+        yield rect(x, y + 4, max(width, 1.0), LANE_HEIGHT - 8, fills[index % 2], title)
         if width >= LABEL_PX:
-            yield _text(x + width / 2, y + 24, bar.label, 'fill="#ffffff" text-anchor="middle"')
+            yield text(x + width / 2, y + 24, bar.label, 'fill="#ffffff" text-anchor="middle"')
 
 
-def _first_token(ttft_s: float, scale: _Scale, top: float) -> Iterator[str]:
+def _first_token(ttft_s: float, scale: Scale, top: float) -> Iterator[str]:
     x = scale.x(ttft_s)
     yield (
         f'<path d="M{x:.1f} {top + ARRIVALS_Y - 6}V{top + COMPUTE_Y + LANE_HEIGHT + 4}" '
@@ -151,9 +135,9 @@ def _first_token(ttft_s: float, scale: _Scale, top: float) -> Iterator[str]:
     )
     label, style = f"first token {ttft_s * 1e3:.0f} ms", f'fill="{FIRST_TOKEN}" font-weight="600"'
     if x + FIRST_TOKEN_LABEL_PX < WIDTH:  # beside the line, where every layer has arrived
-        yield _text(x + 8, top + ARRIVALS_Y + 24, label, style)
+        yield text(x + 8, top + ARRIVALS_Y + 24, label, style)
     else:  # above it, right of the lane's title
-        yield _text(x, top + 26, label, f'{style} text-anchor="end"')
+        yield text(x, top + 26, label, f'{style} text-anchor="end"')
 
 
 def _legend(y: float) -> Iterator[str]:
@@ -161,17 +145,4 @@ def _legend(y: float) -> Iterator[str]:
         (ARRIVAL_FILLS[0], "a layer's KV arrives, with its number"),
         (COMPUTE_FILLS[0], "the layer computes"),
     )
-    for index, (fill, label) in enumerate(entries):
-        x = LEFT + index * 270
-        yield _rect(x, y - 11, 14, 12, fill)
-        yield _text(x + 20, y, label, f'fill="{MUTED}"')
-
-
-def _rect(x: float, y: float, width: float, height: float, fill: str, title: str = "") -> str:
-    shape = f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{fill}" rx="1"'
-    return f"{shape}><title>{escape(title)}</title></rect>" if title else f"{shape}/>"
-
-
-def _text(x: float, y: float, content: str, attributes: str) -> str:
-    fill = "" if "fill=" in attributes else f' fill="{TEXT}"'
-    return f'<text x="{x:.1f}" y="{y}" {attributes}{fill}>{escape(content)}</text>'
+    yield from legend(LEFT, y, entries, 270)

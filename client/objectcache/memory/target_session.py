@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -23,6 +24,7 @@ from objectcache_schemas.messages import (
     PROTOCOL_VERSION,
     DeliveryFailure,
     JoinSession,
+    LayersConsumed,
     LayersReady,
     Message,
     RegisterTarget,
@@ -34,6 +36,7 @@ from objectcache_schemas.messages import (
 )
 
 EVENT_BYTES_MAX = 1 << 20
+TOLD_MAX = 64  # messages that wait for another thread's send; a later one says more than an earlier
 _RECEIVE_BYTES = 64 << 10
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(TargetEvent)
@@ -95,6 +98,8 @@ class TargetSession:
         self._socket = sock
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
+        self._sending = threading.Lock()  # taken before the other; whoever has it writes
+        self._told: deque[bytes] = deque(maxlen=TOLD_MAX)
         self._pending: list[_Pending] = []
         self._sinks: dict[int, LayerSink] = {}
         self._tags = itertools.count(1)
@@ -178,6 +183,13 @@ class TargetSession:
             if not pending.future.done():
                 pending.future.set_exception(error)
 
+    def tell(self, message: LayersConsumed) -> None:
+        """Send what nobody answers, without ever waiting: dropped where the socket is full or the
+        session has ended.
+        """
+        self._told.append(encode_frame(message))
+        self._send_told()
+
     def close(self) -> None:
         """End the session. Repeating has no effect."""
         self._end("the session was closed")
@@ -189,22 +201,36 @@ class TargetSession:
     def _send(self, message: Message, pending: _Pending, fd: int | None = None) -> None:
         """Send a request; its place in `_pending` is its place on the wire."""
         data = encode_frame(message)
-        with self._lock:
-            self._check_open()
-            self._pending.append(pending)
-            try:
+        try:
+            with self._sending:
+                with self._lock:
+                    self._check_open()
+                    self._pending.append(pending)
                 if fd is None:
                     sent = self._socket.send(data)
                 else:
                     sent = socket.send_fds(self._socket, [data], [fd])
                 if sent < len(data):
                     self._socket.sendall(data[sent:])
-                return
-            except OSError as error:
+        except OSError as error:
+            reason = f"the target socket broke: {error}"
+            with self._lock, suppress(ValueError):  # the session ended meanwhile, and with it this
                 self._pending.remove(pending)
-                reason = f"the target socket broke: {error}"
-        self._end(reason)
-        raise Unavailable(reason)
+            self._end(reason)
+            raise Unavailable(reason) from error
+        self._send_told()
+
+    def _send_told(self) -> None:
+        """Send what was told, unless another thread is sending: that one does it then."""
+        while self._told and self._sending.acquire(blocking=False):
+            try:
+                while self._told:
+                    # So small a message is taken whole or not at all.
+                    self._socket.send(self._told.popleft(), socket.MSG_DONTWAIT)
+            except OSError:
+                self._told.clear()
+            finally:
+                self._sending.release()
 
     def _check_open(self) -> None:
         if self._ended_because is not None:
@@ -221,7 +247,10 @@ class TargetSession:
             reason = f"the target socket broke: {error}"
         finally:
             self._end(reason)
-            self._socket.close()
+            with suppress(OSError):  # whoever is sending shall not keep it open
+                self._socket.shutdown(socket.SHUT_RDWR)
+            with self._sending:
+                self._socket.close()
 
     def _dispatch(self, message: Message | WireError) -> None:
         match message:

@@ -1,4 +1,4 @@
-"""Sizes and times as people write them. Pure."""
+"""Sizes, times and rates as people write them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _SIZES = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_DURATIONS = {"us": 1e-6, "ms": 1e-3, "s": 1}
+_BITS_PER_S = {"bps": 1, "kbps": 10**3, "Mbps": 10**6, "Gbps": 10**9, "Tbps": 10**12}
+_RATES = _BITS_PER_S | {f"{unit}/s": 8 * unit_bytes for unit, unit_bytes in _SIZES.items()}
+_AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]*)")
 _SHOWN_SIZES = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 
 
@@ -37,7 +40,22 @@ def parse_time_s(text: str) -> float:
     return _parse(text, _TIMES)
 
 
-def _parse(text: str, units: Mapping[str, int]) -> float:
+def parse_duration_s(text: str) -> float:
+    """Seconds of "10ms". Raises `InvalidRequest` for what is no number above 0 with a unit."""
+    return _parse(text, _DURATIONS)
+
+
+def parse_rate_gbps(text: str) -> float:
+    """10^9 bits a second of "50Gbps" or "6GB/s".
+
+    Raises `InvalidRequest` for what is no number above 0 with a unit.
+    """
+    if re.search("Bps", text):
+        raise InvalidRequest(f"{text!r} may mean bits or bytes; write Gbps or GB/s")
+    return _parse(text, _RATES) / 10**9
+
+
+def _parse(text: str, units: Mapping[str, float]) -> float:
     """The amount in the smallest of the units, which are taken in any case."""
     examples = ", ".join(units)
     match = _AMOUNT.fullmatch(text.strip())
@@ -70,6 +88,26 @@ def time_text(time_s: float) -> str:
         if time_s % _TIMES[unit] == 0:
             return f"{time_s / _TIMES[unit]:.0f}{unit}"
     return f"{time_s:.3f}".rstrip("0").rstrip(".") + "s"
+
+
+def duration_text(duration_s: float) -> str:
+    """Such as "10ms": in seconds from one up, else in the unit below."""
+    unit = next((unit for unit in ("s", "ms") if duration_s >= _DURATIONS[unit]), "us")
+    return f"{_short(duration_s / _DURATIONS[unit])}{unit}"
+
+
+def gbps_text(rate_gbps: float) -> str:
+    """Such as "50 Gbps", or "500 Mbps"."""
+    rate_bits_per_s = rate_gbps * 10**9
+    for unit in ("Gbps", "Mbps", "kbps"):
+        if rate_bits_per_s >= _BITS_PER_S[unit]:
+            return f"{_short(rate_bits_per_s / _BITS_PER_S[unit])} {unit}"
+    return f"{_short(rate_bits_per_s)} bps"
+
+
+def _short(number: float) -> str:
+    """With two digits after the point, where they say something."""
+    return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
 def rate_text(rate_bytes_per_s: float | None) -> str:

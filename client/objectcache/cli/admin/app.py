@@ -6,17 +6,20 @@ left to what a check has found.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from objectcache.cli.admin.command import (
+    AsJson,
+    errors_end_the_command,
+    print_json,
+    storage_connection,
+)
+from objectcache.cli.admin.schedule import schedule_app
+from objectcache.cli.admin.trace import trace
 from objectcache.cli.failing import fail
-from objectcache.cli.settings_flags import Assignments, Config, DataDir, find_settings
-
-if TYPE_CHECKING:
-    from objectcache.cli.admin.storage_socket import StorageSocket
+from objectcache.cli.settings_flags import Assignments, Config, DataDir
 
 admin_app = typer.Typer(
     help="Look after a running storage server, as the user that runs it.", no_args_is_help=True
@@ -25,40 +28,11 @@ engine_app = typer.Typer(help="The engine behind the server.", no_args_is_help=T
 bucket_app = typer.Typer(help="What an operator chooses for a bucket.", no_args_is_help=True)
 admin_app.add_typer(engine_app, name="engine")
 admin_app.add_typer(bucket_app, name="bucket")
+admin_app.add_typer(schedule_app, name="schedule")
+admin_app.command()(trace)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 BucketName = Annotated[str, typer.Argument(metavar="BUCKET", show_default=False)]
 Keys = Annotated[list[str], typer.Argument(metavar="KEY...", show_default=False)]
-
-
-@contextmanager
-def _errors_end_the_command() -> Generator[None]:
-    from objectcache_schemas.errors import ObjectCacheError
-
-    try:
-        yield
-    except ObjectCacheError as error:
-        fail(error.message)
-
-
-@contextmanager
-def _storage(
-    config: str | None, data_dir: str | None, assignments: list[str] | None
-) -> Generator[StorageSocket]:
-    """A connection to the server; an error within the block ends the command."""
-    from objectcache.cli.admin.storage_socket import StorageSocket
-
-    with (
-        _errors_end_the_command(),
-        StorageSocket(find_settings(config, data_dir, assignments)) as storage,
-    ):
-        yield storage
-
-
-def _print_json(document: Any) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
 @engine_app.command()
@@ -71,10 +45,10 @@ def status(
     """Show capacity, extents, residency, paths, and what goes on in the background."""
     from objectcache_schemas.messages import EngineState, GetEngineStatus
 
-    with _storage(config, data_dir, assignments) as storage:
+    with storage_connection(config, data_dir, assignments) as storage:
         found = storage.ask(GetEngineStatus(), EngineState).status
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     from rich.console import Console
 
@@ -109,13 +83,13 @@ def fsck(
         report_lines,
     )
 
-    with _storage(config, data_dir, assignments) as storage:
+    with storage_connection(config, data_dir, assignments) as storage:
         try:
             report = check(storage, repair, Console(stderr=True))
         except KeyboardInterrupt:
             fail("the check was ended before it was through", EXIT_INTERRUPTED)
     if as_json:
-        _print_json(report)
+        print_json(report)
     else:
         typer.echo("\n".join(report_lines(report, repair)))
     raise typer.Exit(EXIT_CLEAN if is_clean(report) else EXIT_FINDINGS)
@@ -152,15 +126,15 @@ def policy(
     )
     from objectcache_schemas.messages import Bucket, Done, GetBucket, SetPolicy
 
-    with _errors_end_the_command():
+    with errors_end_the_command():
         changes = changes_of(PolicyFlags(durability, verification, quota, ttl))
-    with _storage(config, data_dir, assignments) as storage:
+    with storage_connection(config, data_dir, assignments) as storage:
         found = storage.ask(GetBucket(name=name), Bucket).info.policy
         if changes:
             found = msgspec.structs.replace(found, **changes)
             storage.ask(SetPolicy(bucket=name, policy=found), Done)
     if as_json:
-        _print_json(policy_document(name, found))
+        print_json(policy_document(name, found))
     else:
         typer.echo("\n".join(policy_lines(name, found)))
 
@@ -201,10 +175,10 @@ def _pin(
     from objectcache_schemas.messages import ObjectsPinned, PinObjects
 
     request = PinObjects(bucket=bucket, keys=tuple(keys), pinned=pinned)
-    with _storage(*flags) as storage:
+    with storage_connection(*flags) as storage:
         count = storage.ask(request, ObjectsPinned).count
     if as_json:
-        _print_json({"bucket": bucket, "pinned": pinned, "asked": len(keys), "count": count})
+        print_json({"bucket": bucket, "pinned": pinned, "asked": len(keys), "count": count})
         return
     missing = len(keys) - count
     rest = f"; {missing} not stored" if missing else ""

@@ -13,6 +13,7 @@ from rich.progress import (
 )
 
 from objectcache.cli.admin.amounts import size_text
+from objectcache.cli.admin.printable import printable
 from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache_schemas.messages import (
     CheckEnded,
@@ -74,16 +75,8 @@ def report_lines(report: CheckReport, repair: bool) -> list[str]:
         f"  misplaced  {report.misplaced:,} objects or extents cannot lie where they are",
         f"  leaked     {size_text(report.leaked_bytes)} that nothing uses",
         f"  dropped    {report.dropped:,} objects",
-        *(f"  - {_printable(example)}" for example in report.examples),
+        *(f"  - {printable(example)}" for example in report.examples),
     ]
     if not repair:
         lines.append("drop what is bad with --repair; a chunk that is dropped is computed again")
     return lines
-
-
-def _printable(text: str) -> str:
-    """Keys come from clients, and may hold what steers a terminal."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in text
-    )

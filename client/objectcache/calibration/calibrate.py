@@ -1,0 +1,128 @@
+"""A calibration: the sweep of each geometry, its knee, and what follows for the schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from objectcache.calibration.geometry import Geometry
+from objectcache.calibration.knee import (
+    Knee,
+    Reading,
+    find_knee,
+    margin_bytes_per_s,
+    stalling,
+)
+from objectcache.calibration.measure import Measurement
+from objectcache.calibration.threshold import ModeReading, Threshold, find_threshold
+from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.messages import ScheduleChanges
+from objectcache_schemas.settings import CAP_GBPS_MAX
+
+# Of the zero-stall rate. Close together where the knee is expected.
+RATE_FACTORS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 2.5, math.inf)
+PAYLOADS_BYTES = (256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+BYTES_PER_S_PER_GBPS = 1e9 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """TTFT by rate of one geometry."""
+
+    geometry: Geometry
+    readings: tuple[Reading, ...]
+    knee: Knee
+
+    @property
+    def best_ttft_s(self) -> float:
+        """The best at any rate."""
+        return min(reading.ttft_s for reading in self.readings)
+
+    @property
+    def stalling(self) -> list[float]:
+        """By reading, see `knee.stalling`."""
+        return stalling(self.readings)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured, and what is proposed; None where nothing can be."""
+
+    curves: tuple[Curve, ...]
+    modes: tuple[ModeReading, ...]
+    threshold: Threshold
+
+    @property
+    def margin_gbps(self) -> float | None:
+        """For `scheduler.margin_gbps`."""
+        margin = margin_bytes_per_s(
+            [(curve.knee, curve.geometry.zero_stall_rate) for curve in self.curves]
+        )
+        return None if margin is None else min(CAP_GBPS_MAX, margin / BYTES_PER_S_PER_GBPS)
+
+    @property
+    def changes(self) -> ScheduleChanges:
+        """What to write; None in it leaves a setting as it is."""
+        return ScheduleChanges(
+            margin_gbps=self.margin_gbps,
+            layerwise_threshold_bytes=self.threshold.payload_bytes,
+        )
+
+
+def calibrate(
+    measurement: Measurement,
+    geometries: Sequence[Geometry],
+    repeats: int,
+    say: Callable[[str], None],
+) -> Calibration:
+    """Measure all of it; `say` is told what is being measured."""
+    curves = [_curve(measurement, geometry, repeats, say) for geometry in geometries]
+    modes = list(_modes(measurement, geometries, repeats, say))
+    return Calibration(tuple(curves), tuple(modes), find_threshold(modes))
+
+
+def expected_s(geometries: Sequence[Geometry], repeats: int) -> float:
+    """How long it takes about: below the zero-stall rate the transfer counts, above the compute."""
+    rates = sum(max(1.0, 1 / factor) for factor in RATE_FACTORS)
+    modes_s = len(PAYLOADS_BYTES) * 2 * _quickest(geometries).compute_s
+    return repeats * (rates * sum(geometry.compute_s for geometry in geometries) + modes_s)
+
+
+def _quickest(geometries: Sequence[Geometry]) -> Geometry:
+    return min(geometries, key=lambda geometry: geometry.compute_s)
+
+
+def _curve(
+    measurement: Measurement, geometry: Geometry, repeats: int, say: Callable[[str], None]
+) -> Curve:
+    say(f"{geometry.name}: TTFT by rate")
+    rates = [factor * geometry.zero_stall_rate for factor in RATE_FACTORS]
+    readings = measurement.readings(measurement.store(geometry), rates, repeats)
+    return Curve(geometry, tuple(readings), find_knee(readings))
+
+
+def _modes(
+    measurement: Measurement,
+    geometries: Sequence[Geometry],
+    repeats: int,
+    say: Callable[[str], None],
+) -> Iterator[ModeReading]:
+    """With the compute of the quickest geometry: the longer it is, the less a mode matters."""
+    like = _quickest(geometries)
+    for payload_bytes in PAYLOADS_BYTES:
+        layer_bytes = payload_bytes // like.num_layers
+        if not layer_bytes:
+            continue
+        say(f"modes: {payload_bytes // KIB} KiB")
+        name = f"{payload_bytes} bytes"
+        stored = measurement.store(
+            Geometry(name, layer_bytes, like.compute_window_s, like.num_layers)
+        )
+        pairs = [
+            (measurement.chunkwise(stored).ttft_s, measurement.layerwise(stored).ttft_s)
+            for _ in range(repeats)
+        ]
+        chunkwise, layerwise = zip(*pairs, strict=True)
+        delivered_bytes = stored.geometry.delivered_layer_bytes * like.num_layers
+        yield ModeReading(delivered_bytes, min(chunkwise), min(layerwise))

@@ -1,0 +1,90 @@
+"""`objectcache admin trace`: where the last deliveries' time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from objectcache.cli.admin.command import AsJson, print_json, storage_connection
+from objectcache.cli.failing import fail
+from objectcache.cli.settings_flags import Assignments, Config, DataDir
+
+if TYPE_CHECKING:
+    from objectcache_schemas.messages import DeliveryTrace
+
+EXIT_UNKNOWN = 1  # no trace of the request is kept
+PIPE_CELLS = 160  # where nobody says how wide a line may be
+LISTED = 20
+
+RequestId = Annotated[str | None, typer.Argument(metavar="[REQUEST_ID]", show_default=False)]
+
+
+def trace(
+    request_id: RequestId = None,
+    last: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Deliveries to show, the latest.")
+    ] = LISTED,
+    svg_file: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="FILE", help="Draw the request's latest delivery there."),
+    ] = None,
+    data_dir: DataDir = None,
+    config: Config = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where a request's time went, layer by layer, or list the last deliveries.
+
+    Exits 1 where no trace of the request is kept.
+    """
+    if svg_file is not None and request_id is None:
+        fail("--svg draws one request; name its id, which the list without one shows")
+    traces = _ask(request_id or "", last, (config, data_dir, assignments))
+    if svg_file is not None:
+        _draw(traces[0], svg_file)
+    if as_json:
+        print_json(traces)
+    else:
+        _print(traces, in_full=request_id is not None)
+
+
+def _ask(
+    request_id: str, last: int, flags: tuple[str | None, str | None, list[str] | None]
+) -> Sequence[DeliveryTrace]:
+    from objectcache_schemas.errors import NotFound
+    from objectcache_schemas.messages import GetTraces, Traces
+
+    with storage_connection(*flags) as storage:
+        try:
+            return storage.ask(GetTraces(request_id=request_id, limit=last), Traces).traces
+        except NotFound as error:
+            fail(error.message, EXIT_UNKNOWN)
+
+
+def _draw(drawn: DeliveryTrace, svg_file: Path) -> None:
+    from objectcache.cli.admin.trace_svg import trace_svg
+
+    try:
+        svg_file.write_text(trace_svg(drawn), "utf-8")
+    except OSError as error:
+        fail(f"{svg_file} cannot be written: {error.strerror or error}")
+
+
+def _print(traces: Sequence[DeliveryTrace], in_full: bool) -> None:
+    from rich.console import Console
+
+    from objectcache.cli.admin.trace_view import list_view, trace_view
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_CELLS
+    if not in_full:
+        console.print(list_view(traces))
+        return
+    for index, shown in enumerate(traces):
+        if index:
+            console.print()
+        console.print(trace_view(shown))

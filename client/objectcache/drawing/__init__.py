@@ -1,0 +1,1 @@
+"""What our SVG pictures share: a time axis with round ticks, and the shapes on it."""
