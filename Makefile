@@ -7,13 +7,14 @@ DATA_DIR ?= ./data
 LISTEN ?= 127.0.0.1:9000
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+FIGURES_ARGS ?=
 
 # Errors only: what pip warns of is about the machine's own set-up.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 SOURCES := schemas gateway storage_server client tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check bench clean
+.PHONY: help demo serve test check bench figures clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +51,9 @@ pyright: $(VENV)/.test
 bench: $(VENV)/.test ## measure beside this machine's limits; BENCH_ARGS=--quick
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
+figures: $(VENV)/.figures ## the paper's experiments, into bench-results/figures; FIGURES_ARGS=--quick
+	$(BIN)/python -m benchmarks.figures $(FIGURES_ARGS)
+
 clean: ## remove the environment, caches and results; never a data directory
 	rm -rf $(VENV) bench-results demo-output .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis
@@ -65,6 +69,11 @@ $(VENV)/.server: pyproject.toml | $(BIN)/python
 	@echo "installing the servers and the client into $(VENV)"
 	@$(PIP) install --editable '.[server]'
 	@touch $@
+
+$(VENV)/.figures: pyproject.toml | $(BIN)/python
+	@echo "installing the servers, the client and what draws the figures into $(VENV)"
+	@$(PIP) install --editable '.[bench,figures]'
+	@touch $@ $(VENV)/.server
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	@echo "installing the servers, the client and the test tools into $(VENV)"

@@ -20,6 +20,7 @@ from benchmarks.planning import measure_planning
 from benchmarks.puts import measure_puts
 from benchmarks.report import commit, machine, results_tables, write_json
 from benchmarks.scale import FULL, QUICK, scale_that_fits
+from benchmarks.scheduling import measure_scheduling
 from benchmarks.server_memory import measure_server_memory
 from benchmarks.small_chunks import measure_small_chunks
 from benchmarks.warm import measure_warm
@@ -31,6 +32,7 @@ QUESTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "first-layer": measure_first_layer,
     "server-memory": measure_server_memory,
     "planning": measure_planning,
+    "scheduling": measure_scheduling,
     "puts": measure_puts,
     "memory-pressure": measure_memory_pressure,
     "small-chunks": measure_small_chunks,

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,15 +77,20 @@ class Server:
 
 
 @contextmanager
-def running_server(folder: Path, *assignments: str) -> Generator[Server]:
-    """Start it on a free port with its data in `folder` and settings `section.key=value`."""
+def running_server(
+    folder: Path, *assignments: str, host: str = "127.0.0.1", within: Sequence[str] = ()
+) -> Generator[Server]:
+    """Start it on a free port with its data in `folder` and settings `section.key=value`.
+
+    `within` are words before the command that run it elsewhere, as the same process.
+    """
     with tempfile.TemporaryDirectory(prefix="objectcache-") as run_dir:  # a socket's path is short
         given = [f"server.data_dir={folder}", f"server.run_dir={run_dir}", *QUIET, *assignments]
         flags = [word for assignment in given for word in ("--set", assignment)]
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "objectcache.cli", "serve"),
-                *("--listen", "127.0.0.1:0", *flags),
+                *(*within, sys.executable, "-m", "objectcache.cli", "serve"),
+                *("--listen", f"{host}:0", *flags),
             ],
             stdout=subprocess.PIPE,
             text=True,

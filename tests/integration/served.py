@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import boto3
 import psutil
@@ -108,7 +108,7 @@ class Served:
         self.process.send_signal(signal.SIGTERM)
         return self.wait_exit()
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

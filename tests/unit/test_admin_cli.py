@@ -166,7 +166,7 @@ class ServerThread:
         self._loop = self._ready.result(WAIT_S)
 
     async def _serve(self) -> None:
-        service = Service(self.settings, self._engine)
+        service = self.service = Service(self.settings, self._engine)
         server = StorageServer(service)
         await server.start()
         self._ready.set_result(asyncio.get_running_loop())

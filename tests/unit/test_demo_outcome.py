@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from objectcache.demo.axis import ticks
 from objectcache.demo.options import DemoOptions, parse_options
 from objectcache.demo.report import verdict
 from objectcache.demo.results import (
@@ -20,6 +19,7 @@ from objectcache.demo.results import (
 )
 from objectcache.demo.timeline_svg import arrival_bars, timeline_svg
 from objectcache.demo.timeline_text import timeline_rows
+from objectcache.drawing.axis import ticks
 from objectcache.reference_engine import ModelConfig
 from objectcache_schemas.errors import InvalidRequest
 

@@ -20,7 +20,7 @@ from objectcache_schemas.errors import ERRORS
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.messages import LayersReady, RegisterTarget
+from objectcache_schemas.messages import LayersConsumed, LayersReady, RegisterTarget
 
 DOCS = Path(__file__).parents[2] / "docs"
 WIRE = (DOCS / "wire.md").read_text("utf-8")
@@ -68,9 +68,20 @@ TAIL_PUT = msgspec.msgpack.encode(
         msgspec.msgpack.encode(MatchReply(v=1, matched=1)),
         encode_frame(RegisterTarget(length_bytes=4096)),
         encode_frame(LayersReady(tag=7, end_layer=1)),
+        encode_frame(LayersConsumed(tag=7, end_layer=1, compute_s=0.0088)),
         LENGTH.pack(len(TAIL_PUT)) + TAIL_PUT,
     ],
-    ids=["layout", "descriptor", "outcome", "match", "matched", "register", "ready", "put"],
+    ids=[
+        "layout",
+        "descriptor",
+        "outcome",
+        "match",
+        "matched",
+        "register",
+        "ready",
+        "consumed",
+        "put",
+    ],
 )
 def test_the_hex_of_an_example_is_what_the_code_sends(example: bytes) -> None:
     assert any(example in run for run in HEX_RUNS)

@@ -1,0 +1,117 @@
+"""`python -m benchmarks.figures`: measure, print tables, write CSV files and plots."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bench import Bench
+from benchmarks.figures.aggregation import AggregationExperiment
+from benchmarks.figures.experiment import (
+    Context,
+    Experiment,
+    NotPossible,
+    cells,
+    columns,
+    write_csv,
+    written,
+)
+from benchmarks.figures.kernel_cap import KernelCapExperiment
+from benchmarks.figures.overhead import OverheadExperiment
+from benchmarks.figures.pacing import PacingExperiment
+from benchmarks.figures.plots import save
+from benchmarks.figures.rate_sweep import RateExperiment
+from benchmarks.figures.tenth import TenthExperiment
+from benchmarks.figures.workloads import WorkloadsExperiment
+from benchmarks.report import commit, machine
+from benchmarks.scale import FULL, QUICK
+
+SCALE = 16  # 100 Gbps become 6.25, and the 7 GiB of 64K tokens at 87.5 % become 448 MiB
+TABLE_COLUMNS = 220
+EXPERIMENTS: tuple[Experiment[Any], ...] = (
+    AggregationExperiment(),
+    OverheadExperiment(),
+    TenthExperiment(),
+    RateExperiment(),
+    WorkloadsExperiment(),
+    PacingExperiment(),
+    KernelCapExperiment(),
+)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line; exits as argparse does."""
+    parser = argparse.ArgumentParser("python -m benchmarks.figures", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few rows, short, for a first look")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[experiment.name for experiment in EXPERIMENTS],
+        help="run this alone; may be repeated",
+    )
+    parser.add_argument("--scale", type=int, default=SCALE, help="divides bytes and rates")
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=Path(),
+        help="where the stores lie while it runs; default: the current directory",
+    )
+    parser.add_argument("--results", type=Path, default=Path("bench-results/figures"))
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; 0 whatever the figures are."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    console = Console(width=None if sys.stdout.isatty() else TABLE_COLUMNS)
+    options.data_dir.mkdir(parents=True, exist_ok=True)
+    options.results.mkdir(parents=True, exist_ok=True)
+    for experiment in EXPERIMENTS:
+        if experiment.name in (options.only or experiment.name):
+            _run(experiment, options, console)
+    console.print(f"commit {commit()}, {machine()}, bytes and rates over {options.scale}")
+    if options.quick:
+        console.print("A quick run: fewer rows and layers than the paper's.")
+    return 0
+
+
+def _run(experiment: Experiment[Any], options: argparse.Namespace, console: Console) -> None:
+    begun_s = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="objectcache-figures-", dir=options.data_dir) as folder,
+        Console(stderr=True).status(experiment.title) as status,
+    ):
+        bench = Bench(Path(folder).absolute(), QUICK if options.quick else FULL)
+        say = lambda what: status.update(f"{experiment.title}: {what}")  # noqa: E731
+        try:
+            rows = experiment.run(Context(bench, options.scale, options.quick, say))
+        except NotPossible as why:
+            console.print(f"{experiment.title}: left out, {why}")
+            return
+    files = [options.results / f"{experiment.name}.csv"]
+    write_csv(files[0], rows)
+    files += save(experiment.plot(rows), options.results, experiment.name)
+    _print(experiment, rows, console)
+    took_s = time.monotonic() - begun_s
+    console.print(f"{', '.join(str(file) for file in files)} ({took_s:.0f} s)\n")
+
+
+def _print(experiment: Experiment[Any], rows: Sequence[object], console: Console) -> None:
+    table = Table(title=experiment.title, title_justify="left", title_style="bold")
+    for name in columns(rows):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(written(cell) for cell in cells(row)))
+    console.print(table, *experiment.notes(rows), sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Figure 11: throughput against the size of chunks, of one request for all and of one for each."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from benchmarks.figures.experiment import Context, Experiment
+from benchmarks.figures.plots import lines, panels
+from benchmarks.figures.served import CACHED
+from benchmarks.prefix import Geometry, check_delivery, fill_chunks
+from benchmarks.server import Server
+from objectcache import KvBucket
+from objectcache_schemas.limits import KIB, MIB
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AGG = "S3Agg-LW"
+BATCH = "S3Batch-CW"
+TCP = "S3TCP"
+CHUNK_TOKENS = (16, 32, 64, 128, 256, 512)
+QUICK_CHUNK_TOKENS = (16, 128, 512)
+CONTEXT_TOKENS = 65536  # of the paper's largest request, before scaling
+QUICK_LAYERS = 8
+REPEATS, QUICK_REPEATS = 5, 2
+CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationRow:
+    """One way to fetch the same bytes; the median of `samples`."""
+
+    path: str
+    chunk_tokens: int
+    slice_kib: float
+    chunk_count: int
+    requests: int
+    payload_mib: float
+    samples: int
+    time_ms: float
+    gbytes_per_s: float
+    gbps: float
+
+
+class AggregationExperiment(Experiment[AggregationRow]):
+    """Figure 11. S3TCP is one GET a chunk by an S3 SDK's threads, the others one request in all."""
+
+    name: ClassVar[str] = "aggregation"
+    title: ClassVar[str] = "Figure 11: throughput against chunk size"
+
+    def run(self, context: Context) -> list[AggregationRow]:
+        repeats = QUICK_REPEATS if context.is_quick else REPEATS
+        rows: list[AggregationRow] = []
+        with context.bench.server(CACHED) as server:
+            for geometry in geometries(context.scale, context.is_quick):
+                context.say(str(geometry))
+                rows += _measure(server, geometry, repeats)
+        return rows
+
+    def plot(self, rows: Sequence[AggregationRow]) -> Figure:
+        figure, (panel,) = panels(1, 1)
+        series = {
+            path: (
+                [float(row.chunk_tokens) for row in rows if row.path == path],
+                [row.gbytes_per_s for row in rows if row.path == path],
+            )
+            for path in (AGG, BATCH, TCP)
+        }
+        lines(panel, series)
+        panel.set_xscale("log", base=2)
+        ticks = sorted({row.chunk_tokens for row in rows})
+        panel.set_xticks(ticks, [str(tick) for tick in ticks])
+        panel.set_xlabel("tokens a chunk (G)")
+        panel.set_ylabel("GB/s")
+        panel.set_ylim(bottom=0)
+        panel.legend(fontsize=7)
+        return figure
+
+    def notes(self, rows: Sequence[AggregationRow]) -> list[str]:
+        """How far the smallest chunks lie below the largest."""
+        return [
+            f"{path}: G={least.chunk_tokens} reaches {least.gbps / most.gbps:.2f} of "
+            f"G={most.chunk_tokens}"
+            for path in (AGG, BATCH, TCP)
+            for least, most in [_ends([row for row in rows if row.path == path])]
+        ]
+
+
+def geometries(scale: int, is_quick: bool) -> Iterator[Geometry]:
+    """The same bytes in chunks of every size."""
+    tokens = CONTEXT_TOKENS // scale
+    largest = max(CHUNK_TOKENS)
+    tokens = max(largest, tokens - tokens % largest)
+    for chunk_tokens in QUICK_CHUNK_TOKENS if is_quick else CHUNK_TOKENS:
+        whole = Geometry(chunk_tokens, tokens // chunk_tokens)
+        if is_quick:
+            yield Geometry(chunk_tokens, whole.chunk_count, num_layers=QUICK_LAYERS)
+        else:
+            yield whole
+
+
+def _ends(rows: Sequence[AggregationRow]) -> tuple[AggregationRow, AggregationRow]:
+    ordered = sorted(rows, key=lambda row: row.chunk_tokens)
+    return ordered[0], ordered[-1]
+
+
+def _measure(server: Server, geometry: Geometry, repeats: int) -> Iterator[AggregationRow]:
+    """All paths in turn, so that a slow spell of the machine hits each of them."""
+    keys = geometry.keys()
+    with (
+        server.client("shared_memory") as client,
+        ThreadPoolExecutor(CONNECTIONS) as threads,
+    ):
+        bucket = client.kv_bucket(f"g{geometry.chunk_tokens}", geometry.layout(), create=True)
+        _put(bucket, geometry, keys)
+        check_delivery(bucket, geometry, keys, "shared_memory")
+        s3 = server.s3(CONNECTIONS)
+        memory = np.ones((geometry.chunk_count, geometry.chunk_bytes), np.uint8)
+        ways: dict[str, Callable[[], None]] = {
+            AGG: lambda: _fetch(bucket, keys, "layerwise"),
+            BATCH: lambda: _fetch(bucket, keys, "chunkwise"),
+            TCP: lambda: _get_each(s3, bucket.name, keys, memory, threads),
+        }
+        times_s: dict[str, list[float]] = {path: [] for path in ways}
+        for _ in range(repeats):
+            for path, way in ways.items():
+                begun_s = time.monotonic()
+                way()
+                times_s[path].append(time.monotonic() - begun_s)
+        s3.close()
+    server.delete(bucket.name, keys)
+    for path, taken_s in times_s.items():
+        yield row_of(geometry, path, taken_s)
+
+
+def row_of(geometry: Geometry, path: str, times_s: Sequence[float]) -> AggregationRow:
+    """The row of one path."""
+    time_s = statistics.median(times_s)
+    return AggregationRow(
+        path,
+        geometry.chunk_tokens,
+        geometry.slice_bytes / KIB,
+        geometry.chunk_count,
+        geometry.chunk_count if path == TCP else 1,
+        geometry.payload_bytes / MIB,
+        len(times_s),
+        time_s * 1e3,
+        geometry.payload_bytes / time_s / 1e9,
+        geometry.payload_bytes * 8 / time_s / 1e9,
+    )
+
+
+def _put(bucket: KvBucket, geometry: Geometry, keys: list[str]) -> None:
+    chunks = np.empty((geometry.chunk_count, geometry.num_layers, geometry.slice_bytes), np.uint8)
+    fill_chunks(chunks, geometry, keys)
+    bucket.put(keys, chunks)
+
+
+def _fetch(bucket: KvBucket, keys: list[str], mode: str) -> None:
+    with bucket.fetch(keys, delivery=mode) as delivery:
+        delivery.report_explicitly()
+        delivery.wait()
+
+
+def _get_each(
+    s3: Any, bucket: str, keys: Sequence[str], memory: Any, threads: ThreadPoolExecutor
+) -> None:
+    def get(index: int) -> None:
+        body = s3.get_object(Bucket=bucket, Key=keys[index])["Body"]
+        into, received = memoryview(memory[index]), 0
+        while received < len(into):
+            count = body.readinto(into[received:])
+            if not count:
+                raise SystemExit(f"chunk {keys[index]} ended after {received} bytes")
+            received += count
+        body.close()
+
+    list(threads.map(get, range(len(keys))))

@@ -1,0 +1,134 @@
+"""Figure 15: TTFT against the rate of a delivery, as `objectcache calibrate` sweeps it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from benchmarks.figures.experiment import Context, Experiment
+from benchmarks.figures.paper_data import MARGIN_GBPS, NUM_LAYERS, REQUESTS, PaperRequest
+from benchmarks.figures.plots import COLORS, panels
+from benchmarks.figures.scaled import BYTES_PER_S_PER_GBPS, QUICK_LAYERS
+from benchmarks.figures.served import CACHED
+from objectcache.calibration.geometry import Geometry
+from objectcache.calibration.knee import Reading, find_knee, stalling
+from objectcache.calibration.measure import Measurement
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURE_REQUESTS = ("16K, 50%", "16K, 87.5%", "64K, 50%", "64K, 87.5%")
+QUICK_REQUESTS = ("16K, 50%", "16K, 87.5%")
+# Of r*; the last is what the paper's runs at 100 Gbps are.
+FACTORS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.5, math.inf)
+QUICK_FACTORS = (0.5, 1.0, 1.5, math.inf)
+BUCKET = "rate-sweep"
+
+
+@dataclass(frozen=True, slots=True)
+class RateRow:
+    """One rate of one request. Rates are the machine's; times `scale` they are the paper's."""
+
+    request: str
+    rate_gbps: float | None  # None: no bound
+    of_zero_stall: float | None
+    ttft_ms: float
+    increase_percent: float  # over the request's best
+    stalling_percent: float  # of the time from its first layer on, over the best
+    zero_stall_gbps: float
+    margin_gbps: float  # the paper's, scaled
+    knee_gbps: float | None
+    remark: str
+
+
+class RateExperiment(Experiment[RateRow]):
+    """Figure 15."""
+
+    name: ClassVar[str] = "rate_sweep"
+    title: ClassVar[str] = "Figure 15: TTFT against rate"
+
+    def run(self, context: Context) -> list[RateRow]:
+        layers = QUICK_LAYERS if context.is_quick else NUM_LAYERS
+        factors = QUICK_FACTORS if context.is_quick else FACTORS
+        rows: list[RateRow] = []
+        with context.bench.server(CACHED) as server, server.client("shared_memory") as client:
+            client.create_bucket(BUCKET)
+            measurement = Measurement(client, BUCKET)
+            for name in QUICK_REQUESTS if context.is_quick else FIGURE_REQUESTS:
+                context.say(name)
+                geometry = scaled(REQUESTS[name], context.scale, layers)
+                rates = [factor * geometry.zero_stall_rate for factor in factors]
+                readings = measurement.readings(measurement.store(geometry), rates, repeats=1)
+                rows += rows_of(geometry, readings, context.scale)
+        return rows
+
+    def plot(self, rows: Sequence[RateRow]) -> Figure:
+        requests = list(dict.fromkeys(row.request for row in rows))
+        figure, axes = panels(-(-len(requests) // 2), 2)
+        for request, panel in zip(requests, axes, strict=False):
+            own = [row for row in rows if row.request == request and row.rate_gbps is not None]
+            first = own[0]
+            panel.plot(
+                [row.rate_gbps or 0.0 for row in own],
+                [row.increase_percent for row in own],
+                marker="o",
+                markersize=3,
+                color=COLORS[0],
+            )
+            panel.axvline(first.zero_stall_gbps, linestyle="--", color=COLORS[2], label="r*")
+            target = first.zero_stall_gbps + first.margin_gbps
+            panel.axvline(target, linestyle="-.", color=COLORS[1], label="r* + margin")
+            panel.set_title(request)
+            panel.set_xlabel("rate, Gbps (scaled)")
+            panel.set_ylabel("TTFT above the best, %")
+            panel.grid(alpha=0.3)
+            panel.legend(fontsize=7)
+        return figure
+
+    def notes(self, rows: Sequence[RateRow]) -> list[str]:
+        """Where each curve has its knee."""
+        firsts = {row.request: row for row in reversed(rows)}
+        return [
+            f"{request}: r* {row.zero_stall_gbps:.3f} Gbps, "
+            + (f"knee at {row.knee_gbps / row.zero_stall_gbps:.2f} r*" if row.knee_gbps else "")
+            + (f" {row.remark}" if row.remark else "")
+            for request, row in sorted(firsts.items())
+        ]
+
+
+def scaled(request: PaperRequest, scale: int, num_layers: int) -> Geometry:
+    """A request of the paper with its bytes over `scale`."""
+    return Geometry(
+        request.name, max(1, request.layer_bytes // scale), request.window_s, num_layers
+    )
+
+
+def rows_of(geometry: Geometry, readings: Sequence[Reading], scale: int) -> list[RateRow]:
+    """A row for each reading."""
+    knee = find_knee(readings)
+    best_s = min(reading.ttft_s for reading in readings)
+    return [
+        RateRow(
+            geometry.name,
+            _gbps(reading.rate_bytes_per_s),
+            _finite(reading.rate_bytes_per_s / geometry.zero_stall_rate),
+            reading.ttft_s * 1e3,
+            100 * (reading.ttft_s / best_s - 1),
+            100 * stalls,
+            geometry.zero_stall_rate / BYTES_PER_S_PER_GBPS,
+            MARGIN_GBPS / scale,
+            None if knee.rate_bytes_per_s is None else _gbps(knee.rate_bytes_per_s),
+            knee.remark,
+        )
+        for reading, stalls in zip(readings, stalling(readings), strict=True)
+    ]
+
+
+def _gbps(rate_bytes_per_s: float) -> float | None:
+    return _finite(rate_bytes_per_s / BYTES_PER_S_PER_GBPS)
+
+
+def _finite(number: float) -> float | None:
+    return None if number == math.inf else number

@@ -1,0 +1,43 @@
+"""The sweeps of figures 11 and 15 and the cross-check of the cap run on a real server."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures.__main__ import main
+
+EXPERIMENTS = ("aggregation", "rate_sweep", "kernel_cap")
+WHO = ("kernel", "scheduler")
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(file.read_text().splitlines()))
+
+
+@pytest.mark.timeout(300)
+def test_quick_sweeps_write_a_row_for_each_path_rate_and_cap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    results = tmp_path / "results"
+    only = [word for name in EXPERIMENTS for word in ("--only", name)]
+    flags = ["--quick", "--scale", "256", "--data-dir", str(tmp_path / "data"), *only]
+    assert main([*flags, "--results", str(results)]) == 0
+    aggregation = rows_of(results / "aggregation.csv")
+    assert {row["path"] for row in aggregation} == {"S3Agg-LW", "S3Batch-CW", "S3TCP"}
+    assert len({row["payload_mib"] for row in aggregation}) == 1
+    rates = rows_of(results / "rate_sweep.csv")
+    assert rates[0]["of_zero_stall"] == "0.5"
+    assert float(rates[0]["stalling_percent"]) > 50  # half the rate cannot be hidden
+    assert (results / "rate_sweep.svg").exists()
+    if (results / "kernel_cap.csv").exists():
+        capped = rows_of(results / "kernel_cap.csv")
+        slowest = min(float(row[f"{who}_ttft_ms"]) for row in capped[:1] for who in WHO)
+        fastest = max(float(row[f"{who}_ttft_ms"]) for row in capped[-1:] for who in WHO)
+        assert slowest > fastest  # either cap is felt
+    else:
+        assert "left out" in capsys.readouterr().out
+    assert not any((tmp_path / "data").iterdir())
