@@ -79,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _run(experiment, options, console)
     console.print(f"commit {commit()}, {machine()}, bytes and rates over {options.scale}")
     if options.quick:
-        console.print("A quick run: fewer rows and layers than the paper's.")
+        console.print(
+            "A quick run: fewer rows and layers than the paper's; the goals are of a full run."
+        )
     return 0
 
 

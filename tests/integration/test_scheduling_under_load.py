@@ -273,7 +273,7 @@ def test_a_delivery_that_is_cancelled_under_a_very_low_cap_ends_at_once(
     served: ScheduledServer, prefix: Prefix
 ) -> None:
     for policy in EVERY_POLICY:
-        served.change(ScheduleChanges(policy=policy, cap_gbps=VERY_LOW_GBPS))
+        served.change(ScheduleChanges(policy=policy, cap_gbps=4 * VERY_LOW_GBPS))
         for transport in ("shared_memory", "body"):
             delivery = prefix.fetch(
                 CHUNK_COUNT, transport=transport, delivery="layerwise", compute_window_s=WINDOW_S

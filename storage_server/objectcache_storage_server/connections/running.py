@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class RunningDelivery:
         terms: Terms,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._service = service
         self.terms = terms
         self.admitted = asyncio.Event()
@@ -105,7 +107,10 @@ class RunningDelivery:
             return
         self.rate_bytes_per_s = rate_bytes_per_s
         self.terms.record(self.delivery.plan, rate_bytes_per_s)
-        self._loop.call_soon_threadsafe(self.admitted.set)
+        if threading.get_ident() == self._loop_thread:
+            self.admitted.set()  # at once: the answer need not wait for another round of the loop
+        else:
+            self._loop.call_soon_threadsafe(self.admitted.set)
 
     def _on_end(self, delivery: Delivery) -> None:
         self._service.dispatcher.remove(delivery)

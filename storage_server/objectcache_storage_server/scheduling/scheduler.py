@@ -32,7 +32,7 @@ from objectcache_storage_server.scheduling.urgent_lane import UrgentLane
 BYTES_PER_GBIT = 1e9 / 8
 DYNAMIC = "stall_dynamic"
 LINK_CATCH_UP_S = 0.002  # so that a thread that woke late loses nothing
-FRAGMENT_S = 0.0015  # of the cap: with the catch-up under 2 % of 200 ms
+FRAGMENT_S = 0.0005  # of the cap: with the catch-up well under 2 % of 200 ms
 FAIR_FLOOR = 0.02  # of the cap, for fair turns, where rates leave nothing
 ADMIT_FRACTION = 0.5  # of the rate that an empty link would give: less is not worth a life with it
 NEED_MAX = 4.0  # of the cap: that a delivery may say it needs; bw_prop divides by what they say
