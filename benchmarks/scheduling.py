@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar, get_args
 
 from benchmarks.bench import Bench
 from benchmarks.measure import Row
-from objectcache_schemas.messages import PolicyName, ScheduleConfiguration
+from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from objectcache_schemas.messages import PolicyName, ScheduleConfiguration, TenantShare
+from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration, TenantShare
 from objectcache_storage_server.plan import Plan
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.flow import Job

@@ -16,8 +16,8 @@ import msgspec
 from objectcache_schemas.errors import ObjectCacheError, WireError
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits
+from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.messages import (
-    PROTOCOL_VERSION,
     CommitPut,
     CreateBucket,
     CreateSession,

@@ -23,7 +23,7 @@ from benchmarks.figures.shaped_link import ShapedLink, shaped_link
 from benchmarks.server import Server, running_server
 from objectcache.calibration.measure import Measurement, Stored
 from objectcache.cli.admin.storage_socket import StorageSocket
-from objectcache_schemas.messages import ScheduleChanges, ScheduleState, SetSchedule
+from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from benchmarks.figures.scaled import ScaledRequest
 from benchmarks.prefix import fill_chunks
 from benchmarks.store import BUCKET, Passing, Store
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
-from objectcache_schemas.messages import ScheduleConfiguration
+from objectcache_schemas.schedule import ScheduleConfiguration
 from objectcache_storage_server.deliver import Delivery
 from objectcache_storage_server.plan import plan_chunks, target_fragment_bytes
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder

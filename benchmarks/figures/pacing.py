@@ -26,7 +26,7 @@ from benchmarks.figures.rates import (
 from benchmarks.figures.scaled import BYTES_PER_S_PER_GBPS, ScaledRequest, schedule
 from benchmarks.figures.served import Served, served
 from benchmarks.warm import CACHED_BYTES
-from objectcache_schemas.messages import PolicyName, ScheduleConfiguration
+from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

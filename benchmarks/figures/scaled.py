@@ -17,7 +17,7 @@ from benchmarks.figures.paper_data import (
     PaperRequest,
 )
 from benchmarks.prefix import Geometry
-from objectcache_schemas.messages import PolicyName, ScheduleChanges
+from objectcache_schemas.schedule import PolicyName, ScheduleChanges
 from objectcache_storage_server.scheduling.demand import Demand
 
 BYTES_PER_S_PER_GBPS = 1e9 / 8

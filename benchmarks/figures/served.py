@@ -17,14 +17,8 @@ from benchmarks.server import Server
 from objectcache import Client, KvBucket
 from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.deliveries.delivery import Delivery
-from objectcache_schemas.messages import (
-    DeliveryTrace,
-    GetTraces,
-    ScheduleChanges,
-    ScheduleState,
-    SetSchedule,
-    Traces,
-)
+from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
+from objectcache_schemas.traces import DeliveryTrace, GetTraces, Traces
 
 CACHED = f"storage.page_cache_bytes={1 << 40}"  # everything: what is measured is warm
 

@@ -13,7 +13,7 @@ from benchmarks.figures.paper_data import (
     PaperWorkload,
 )
 from benchmarks.figures.scaled import BYTES_PER_S_PER_GBPS, ScaledRequest
-from objectcache_schemas.messages import PolicyName
+from objectcache_schemas.schedule import PolicyName
 from objectcache_storage_server.what_if.prediction import Link, Prediction, predict
 from objectcache_storage_server.what_if.request_rows import Request
 

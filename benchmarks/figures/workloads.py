@@ -30,7 +30,7 @@ from benchmarks.figures.workload_rows import (
     predicted,
     workload_rows,
 )
-from objectcache_schemas.messages import PolicyName
+from objectcache_schemas.schedule import PolicyName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,6 +8,7 @@ from __future__ import annotations
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import Limits
+from objectcache_schemas.message import Message
 from objectcache_schemas.messages import (
     CreateSession,
     DeleteObjects,
@@ -20,7 +21,6 @@ from objectcache_schemas.messages import (
     ListObjects,
     ListParts,
     ListUploads,
-    Message,
     OpenObject,
     PutObject,
     PutPart,

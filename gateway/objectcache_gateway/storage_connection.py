@@ -29,14 +29,13 @@ from objectcache_schemas.frames import (
     frame_length,
 )
 from objectcache_schemas.limits import Limits
+from objectcache_schemas.message import PROTOCOL_VERSION, Message
 from objectcache_schemas.messages import (
-    PROTOCOL_VERSION,
     CompleteUpload,
     CopyObject,
     CopyPart,
     DeliveryAccepted,
     Hello,
-    Message,
     ObjectOpened,
     SendBody,
     SendData,

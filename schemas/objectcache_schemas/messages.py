@@ -47,25 +47,22 @@ When the connection ends, its targets end with it.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
+from objectcache_schemas.engine_status import (
+    CheckEnded,
+    CheckEngine,
+    CheckProgress,
+    EngineState,
+    GetEngineStatus,
+)
 from objectcache_schemas.errors import WireError
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.settings import CAP_GBPS_MAX
-
-PolicyName = Literal[
-    "equal", "kv_prop", "bw_prop", "stall_opt", "calibrated_stall_opt", "stall_dynamic"
-]
-PROTOCOL_VERSION = 1
-
-
-class Message(
-    msgspec.Struct, frozen=True, tag_field="op", tag=True, forbid_unknown_fields=True, kw_only=True
-):
-    """Base of all messages; the tag is the class name."""
-
+from objectcache_schemas.message import Message
+from objectcache_schemas.schedule import GetSchedule, ScheduleState, SetSchedule
+from objectcache_schemas.traces import GetTraces, Traces
 
 # --- records -------------------------------------------------------------------------------------
 
@@ -196,104 +193,6 @@ class Health(Message, frozen=True):
     draining: bool
 
 
-# --- the engine, for operators -------------------------------------------------------------------
-
-
-class ExtentClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The extents with one number of slots."""
-
-    slots: int
-    count: int
-    live_slots: int  # that hold a chunk
-    bytes: int
-
-
-class PathStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One way from the device to memory, since the start."""
-
-    name: str  # "page_cache" or "direct"
-    extents: int
-    extent_bytes: int
-    read_bytes: int
-    hit_bytes: int  # of `read_bytes`, found in memory
-    overlap: str  # "intra", "cross" or "measuring"
-    intra_bytes_per_s: float | None  # as last measured
-    cross_bytes_per_s: float | None
-
-
-class EngineStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The state of an engine. An engine without extents says only its name."""
-
-    engine: str
-    objects: int = 0
-    damaged: int = 0  # objects dropped since the start
-    capacity_bytes: int = 0  # that extents may take
-    allocated_bytes: int = 0  # of extents
-    live_bytes: int = 0  # of objects
-    free_bytes: int = 0  # of the data files, between extents
-    largest_free_bytes: int = 0  # in one run
-    data_files: int = 0
-    extents: tuple[ExtentClass, ...] = ()
-    page_cache_budget_bytes: int = 0
-    page_cache_budget_source: str = (
-        ""  # what set it: "cgroup v2", "cgroup v1", "meminfo", "setting"
-    )
-    paths: tuple[PathStatus, ...] = ()
-    device_path: str = ""  # "io_uring", "threads" or "nvme", and why
-    unflushed_extents: int = 0  # of buckets with asynchronous durability
-    evicted_objects: int = 0
-    evicted_bytes: int = 0
-    expired_objects: int = 0
-    compacted_objects: int = 0
-    compacted_bytes: int = 0
-    compaction: str = ""  # "idle", "off", or what it is doing
-    compaction_candidates: int = 0  # objects that could lie better
-    when_full: str = ""  # "evict" or "refuse"
-
-
-class GetEngineStatus(Message, frozen=True):
-    """Ask for the engine's state. Reply: `EngineState`."""
-
-
-class EngineState(Message, frozen=True):
-    """Reply to `GetEngineStatus`."""
-
-    status: EngineStatus
-
-
-class CheckReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a check has found so far."""
-
-    objects: int = 0  # that were checked
-    bytes: int = 0
-    damaged: int = 0  # objects whose bytes do not match their checksums
-    misplaced: int = 0  # objects or extents whose place is impossible, or taken twice
-    leaked_bytes: int = 0  # space that no object uses and no free run holds
-    dropped: int = 0  # objects that were repaired away
-    examples: tuple[str, ...] = ()  # what was found, in words; the first 20
-
-
-class CheckEngine(Message, frozen=True):
-    """Check the store. Replies: `CheckProgress` any number of times, then `CheckEnded`.
-
-    Closing the connection ends the check.
-    """
-
-    repair: bool
-
-
-class CheckProgress(Message, frozen=True):
-    """A check goes on."""
-
-    report: CheckReport
-
-
-class CheckEnded(Message, frozen=True):
-    """A check is through."""
-
-    report: CheckReport
-
-
 class SetPolicy(Message, frozen=True):
     """Replace a bucket's policy. Reply: `Done`."""
 
@@ -313,142 +212,6 @@ class ObjectsPinned(Message, frozen=True):
     """Reply to `PinObjects`."""
 
     count: int
-
-
-# --- the schedule, for operators ------------------------------------------------------------------
-
-
-class TenantShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one tenant may take."""
-
-    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0  # of its stalls, and its share
-    cap_gbps: Annotated[float, msgspec.Meta(ge=0, le=CAP_GBPS_MAX)] = 0.0  # 0 is none of its own
-    deliveries_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: the setting's
-
-
-class ScheduleChanges(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
-):
-    """What an operator changed; None leaves a setting as it is. Kept in DATA_DIR/schedule.json."""
-
-    policy: PolicyName | None = None
-    cap_gbps: Annotated[float, msgspec.Meta(ge=0, le=CAP_GBPS_MAX)] | None = None
-    margin_gbps: Annotated[float, msgspec.Meta(ge=0, le=CAP_GBPS_MAX)] | None = None
-    epoch_s: Annotated[float, msgspec.Meta(ge=0.001, le=10)] | None = None
-    layerwise_threshold_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    tenants: dict[str, TenantShare | None] = {}  # None: as everybody else again
-
-
-class ScheduleConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The schedule in force: the settings, and over them what an operator changed."""
-
-    policy: PolicyName
-    cap_gbps: float
-    margin_gbps: float
-    epoch_s: float
-    layerwise_threshold_bytes: int
-    tenants: dict[str, TenantShare] = {}
-
-
-class ScheduledDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One running delivery as the scheduler sees it."""
-
-    request_id: str
-    tenant: str
-    pooled: bool  # shares the pool; else it takes its fair share of what is read
-    layer_bytes: int
-    num_layers: int
-    compute_window_s: float | None
-    window_source: str
-    rate_bytes_per_s: float | None
-    sent_bytes: int
-    payload_bytes: int
-    next_layer: int
-    consumed_layers: int
-    age_s: float
-
-
-class GetSchedule(Message, frozen=True):
-    """Ask for the schedule. Reply: `ScheduleState`."""
-
-
-class SetSchedule(Message, frozen=True):
-    """Change the schedule of the running server, and keep the changes. Reply: `ScheduleState`.
-
-    `reset` forgets all earlier changes first.
-    """
-
-    changes: ScheduleChanges
-    reset: bool = False
-
-
-class ScheduleState(Message, frozen=True):
-    """Reply to `GetSchedule` and `SetSchedule`."""
-
-    configuration: ScheduleConfiguration
-    changes: ScheduleChanges  # those in force over the settings
-    deliveries: tuple[ScheduledDelivery, ...]  # the first 1,000
-    delivery_count: int
-    waiting: int  # requests in their tenants' queues
-    rate_bytes_per_s: float  # of all deliveries, over the last second
-
-
-# --- traces, for operators ------------------------------------------------------------------------
-
-
-class TracePhase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of a delivery's time: "client", "control_plane", "queue", "storage" or "network"."""
-
-    name: str
-    seconds: float
-
-
-class LayerTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One layer's life, in seconds from the request's arrival; None is not yet, or not known."""
-
-    layer: int
-    first_read_s: float | None
-    ready_s: float | None
-    consumed_s: float | None
-
-
-class DeliveryTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What became of one delivery, and when."""
-
-    request_id: str
-    bucket: str
-    tenant: str
-    path: str
-    transport: str
-    delivery: str  # layerwise or chunkwise
-    policy: str
-    chunk_count: int
-    payload_bytes: int
-    compute_window_s: float | None
-    window_source: str
-    rate_bytes_per_s: float | None  # assigned
-    achieved_bytes_per_s: float | None
-    started_unix_s: float
-    duration_s: float | None  # None: under way
-    phases: tuple[TracePhase, ...]
-    layers: tuple[LayerTrace, ...]
-    error: WireError | None = None
-
-
-class GetTraces(Message, frozen=True):
-    """Ask for the traces of a request, or of the last deliveries. Reply: `Traces`.
-
-    NotFound where a request id is given that no kept trace has.
-    """
-
-    request_id: str = ""
-    limit: int = 20
-
-
-class Traces(Message, frozen=True):
-    """Reply to `GetTraces`, the latest first."""
-
-    traces: tuple[DeliveryTrace, ...]
 
 
 # --- buckets -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
-from objectcache_schemas.messages import TenantShare
+from objectcache_schemas.schedule import TenantShare
 from objectcache_schemas.settings import Settings
 from objectcache_storage_server.connections.sockets import ConnectionEnded
 from objectcache_storage_server.scheduling.admission import Admission, AdmissionLimits, Waiting

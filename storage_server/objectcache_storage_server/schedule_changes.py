@@ -16,11 +16,7 @@ from typing import Any
 import msgspec
 
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.messages import (
-    ScheduleChanges,
-    ScheduleConfiguration,
-    TenantShare,
-)
+from objectcache_schemas.schedule import ScheduleChanges, ScheduleConfiguration, TenantShare
 from objectcache_schemas.settings import Settings
 from objectcache_storage_server.engines.system_errors import as_our_error, translated
 

@@ -13,12 +13,8 @@ from typing import ParamSpec, TypeVar
 
 from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import (
-    Health,
-    ScheduledDelivery,
-    ScheduleState,
-    SetSchedule,
-)
+from objectcache_schemas.messages import Health
+from objectcache_schemas.schedule import ScheduledDelivery, ScheduleState, SetSchedule
 from objectcache_schemas.settings import Settings
 from objectcache_storage_server.buffers import BufferPool
 from objectcache_storage_server.deliver import Delivery, Dispatcher

@@ -13,16 +13,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import (
-    BucketInfo,
-    BucketPolicy,
-    CheckReport,
-    Condition,
-    EngineStatus,
-    ObjectInfo,
-)
+from objectcache_schemas.messages import BucketInfo, BucketPolicy, Condition, ObjectInfo
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import ObjectCacheError, Unsupported
-from objectcache_schemas.messages import BucketInfo, CheckReport
+from objectcache_schemas.messages import BucketInfo
 from objectcache_storage_server.engines.base import Engine
 from tests.crash.actions import act, wrong_bytes
 from tests.crash.journal import Began, Ended, Journal, Trouble, Upkept

@@ -18,16 +18,14 @@ from objectcache import Client, Delivery, KvLayout
 from objectcache.cli.app import app
 from objectcache.kv_bucket import KvBucket
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import (
-    DeliveryTrace,
+from objectcache_schemas.schedule import (
     GetSchedule,
-    GetTraces,
     PolicyName,
     ScheduleChanges,
     ScheduleState,
     SetSchedule,
-    Traces,
 )
+from objectcache_schemas.traces import DeliveryTrace, GetTraces, Traces
 from tests.integration.served import BOUND_S, QUIET_SETTINGS, Served, wait_until
 from tests.s3_clients import presigned_path
 from tests.storage_client import StorageClient

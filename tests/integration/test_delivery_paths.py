@@ -26,14 +26,13 @@ from objectcache_schemas.messages import (
     DeliveryFailure,
     Done,
     EndLease,
-    GetTraces,
     LayersReady,
     LeaseTarget,
     ReleaseTarget,
     TargetLeased,
     TargetReleased,
-    Traces,
 )
+from objectcache_schemas.traces import GetTraces, Traces
 from tests.s3_clients import (
     Answer,
     call,

@@ -21,14 +21,8 @@ from objectcache import Busy, Client, Delivery
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unavailable
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import (
-    DeliveryAccepted,
-    KvGet,
-    PolicyName,
-    ScheduleChanges,
-    SendBody,
-    TenantShare,
-)
+from objectcache_schemas.messages import DeliveryAccepted, KvGet, SendBody
+from objectcache_schemas.schedule import PolicyName, ScheduleChanges, TenantShare
 from tests.integration.scheduling_load import (
     LAYOUT,
     Fetching,

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from objectcache_schemas.messages import PolicyName, TenantShare
+from objectcache_schemas.schedule import PolicyName, TenantShare
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.link import Pace
 from objectcache_storage_server.scheduling.scheduler import (

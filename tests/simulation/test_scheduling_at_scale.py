@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from objectcache_schemas.messages import PolicyName
+from objectcache_schemas.schedule import PolicyName
 from objectcache_storage_server.scheduling.admission import AdmissionLimits
 from objectcache_storage_server.scheduling.overlap import ttft_at_rate
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates

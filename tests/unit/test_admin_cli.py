@@ -33,21 +33,23 @@ from objectcache.cli.admin.amounts import (
 from objectcache.cli.admin.status_view import status_view
 from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.cli.app import app
-from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unavailable
-from objectcache_schemas.limits import GIB, KIB, MIB
-from objectcache_schemas.messages import (
-    BucketPolicy,
+from objectcache_schemas.engine_status import (
     CheckEnded,
     CheckEngine,
     CheckProgress,
     CheckReport,
-    Durability,
     EngineStatus,
     ExtentClass,
+    PathStatus,
+)
+from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unavailable
+from objectcache_schemas.limits import GIB, KIB, MIB
+from objectcache_schemas.message import Message
+from objectcache_schemas.messages import (
+    BucketPolicy,
+    Durability,
     GetHealth,
     Health,
-    Message,
-    PathStatus,
     SetPolicy,
     Verification,
 )

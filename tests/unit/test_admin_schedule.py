@@ -26,7 +26,7 @@ from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.cli.app import app
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import (
+from objectcache_schemas.schedule import (
     GetSchedule,
     ScheduleChanges,
     ScheduleConfiguration,

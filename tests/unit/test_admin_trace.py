@@ -17,8 +17,8 @@ from objectcache.cli.admin.layer_times import layer_times
 from objectcache.cli.admin.trace_svg import trace_svg
 from objectcache.cli.admin.trace_view import LAYER_ROWS_MAX, list_view, trace_view
 from objectcache_schemas.errors import DeliveryFailed
-from objectcache_schemas.messages import DeliveryTrace, LayerTrace, TracePhase
 from objectcache_schemas.settings import load_settings
+from objectcache_schemas.traces import DeliveryTrace, LayerTrace, TracePhase
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from tests.unit.test_admin_cli import OperatedEngine, ServerThread, admin
 

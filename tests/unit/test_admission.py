@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.messages import TenantShare
+from objectcache_schemas.schedule import TenantShare
 from objectcache_storage_server.scheduling.admission import (
     DURATION_UNKNOWN_S,
     IDLE_TENANTS_MAX,

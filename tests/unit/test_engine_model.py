@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.messages import (
     BucketInfo,
     BucketPolicy,
-    CheckReport,
     Condition,
     Durability,
     ObjectAttributes,

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from objectcache_schemas.messages import PolicyName, TenantShare
+from objectcache_schemas.schedule import PolicyName, TenantShare
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import (

@@ -22,6 +22,7 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarge
 from objectcache_schemas.errors import Busy, InvalidRequest, NotFound, Unavailable, WireError
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.limits import KIB, MIB, Limits
+from objectcache_schemas.message import Message
 from objectcache_schemas.messages import (
     BucketInfo,
     BucketPolicy,
@@ -30,7 +31,6 @@ from objectcache_schemas.messages import (
     DeliveryAccepted,
     DeliveryEnded,
     KvGet,
-    Message,
     ObjectAttributes,
     PinObjects,
     PutObject,

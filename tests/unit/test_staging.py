@@ -19,7 +19,8 @@ from objectcache_gateway.staging_memory import StagingMemory
 from objectcache_gateway.storage_connection import StorageConnection
 from objectcache_schemas.errors import Busy, NotFound, Unavailable, WireError
 from objectcache_schemas.frames import LENGTH, encode_frame
-from objectcache_schemas.messages import DeliveryEnded, Done, EndLease, Message, SendBody
+from objectcache_schemas.message import Message
+from objectcache_schemas.messages import DeliveryEnded, Done, EndLease, SendBody
 from tests.storage_client import sealed_memory_file
 
 OFFSET_BYTES, PAYLOAD_BYTES = 5000, 300_000

@@ -17,8 +17,8 @@ from objectcache_schemas.descriptor import TARGET_ID_BYTES, Descriptor, MemoryTa
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits
+from objectcache_schemas.message import PROTOCOL_VERSION, Message
 from objectcache_schemas.messages import (
-    PROTOCOL_VERSION,
     CompleteUpload,
     CopyObject,
     CopyPart,
@@ -29,7 +29,6 @@ from objectcache_schemas.messages import (
     GetHealth,
     KvGet,
     KvPut,
-    Message,
     ObjectAttributes,
     StatObject,
     Welcome,

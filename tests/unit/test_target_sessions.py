@@ -16,8 +16,8 @@ import pytest
 
 from objectcache_schemas.errors import DeliveryFailed
 from objectcache_schemas.frames import LENGTH, encode_frame
+from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.messages import (
-    PROTOCOL_VERSION,
     DeliveryFailure,
     JoinSession,
     LayersConsumed,

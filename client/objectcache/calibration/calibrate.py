@@ -17,7 +17,7 @@ from objectcache.calibration.knee import (
 from objectcache.calibration.measure import Measurement
 from objectcache.calibration.threshold import ModeReading, Threshold, find_threshold
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import ScheduleChanges
+from objectcache_schemas.schedule import ScheduleChanges
 from objectcache_schemas.settings import CAP_GBPS_MAX
 
 # Of the zero-stall rate. Close together where the knee is expected.

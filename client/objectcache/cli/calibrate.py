@@ -35,7 +35,7 @@ from objectcache.cli.settings_flags import find_settings
 from objectcache.client import Client
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB
-from objectcache_schemas.messages import GetSchedule, ScheduleState, SetSchedule
+from objectcache_schemas.schedule import GetSchedule, ScheduleState, SetSchedule
 from objectcache_schemas.settings import Settings
 
 TARGET_BYTES_MAX = 16 * GIB

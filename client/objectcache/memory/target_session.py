@@ -20,13 +20,12 @@ import msgspec
 from objectcache.channel.responses import SessionReply
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, WireError
 from objectcache_schemas.frames import LENGTH, FrameError, encode_frame, frame_length
+from objectcache_schemas.message import PROTOCOL_VERSION, Message
 from objectcache_schemas.messages import (
-    PROTOCOL_VERSION,
     DeliveryFailure,
     JoinSession,
     LayersConsumed,
     LayersReady,
-    Message,
     RegisterTarget,
     ReleaseTarget,
     SessionJoined,

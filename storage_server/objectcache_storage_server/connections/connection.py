@@ -7,11 +7,11 @@ import logging
 
 import msgspec
 
+from objectcache_schemas.engine_status import CheckEngine
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.frames import FrameError
+from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.messages import (
-    PROTOCOL_VERSION,
-    CheckEngine,
     GatewayRequest,
     Hello,
     KvGet,

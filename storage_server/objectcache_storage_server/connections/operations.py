@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from objectcache_schemas.engine_status import EngineState, GetEngineStatus
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.messages import (
     AbortUpload,
@@ -23,13 +24,9 @@ from objectcache_schemas.messages import (
     DeleteBucket,
     DeleteObjects,
     Done,
-    EngineState,
     GatewayRequest,
     GetBucket,
-    GetEngineStatus,
     GetHealth,
-    GetSchedule,
-    GetTraces,
     KvMatch,
     ListBuckets,
     ListObjects,
@@ -42,11 +39,12 @@ from objectcache_schemas.messages import (
     SessionTicket,
     SetLayout,
     SetPolicy,
-    SetSchedule,
     StatObject,
     Stored,
     Upload,
 )
+from objectcache_schemas.schedule import GetSchedule, SetSchedule
+from objectcache_schemas.traces import GetTraces
 from objectcache_storage_server import multipart
 from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, Engine, StagedPut
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes

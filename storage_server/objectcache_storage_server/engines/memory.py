@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 from sortedcontainers import SortedDict
 
+from objectcache_schemas.engine_status import EngineStatus
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import BucketInfo, Condition, EngineStatus, ObjectInfo
+from objectcache_schemas.messages import BucketInfo, Condition, ObjectInfo
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,

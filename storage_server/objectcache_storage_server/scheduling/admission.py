@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from sortedcontainers import SortedList
 
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.messages import TenantShare
+from objectcache_schemas.schedule import TenantShare
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 0.1, 30.0
 DURATION_UNKNOWN_S = 1.0  # of a delivery, before any has ended

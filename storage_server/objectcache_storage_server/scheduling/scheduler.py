@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from typing import Generic
 
-from objectcache_schemas.messages import ScheduleConfiguration, TenantShare
+from objectcache_schemas.schedule import ScheduleConfiguration, TenantShare
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.flow import Flow, JobT

@@ -13,7 +13,7 @@ from typing import NoReturn, get_args
 from rich.console import Console
 
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.messages import PolicyName
+from objectcache_schemas.schedule import PolicyName
 from objectcache_schemas.settings import CAP_GBPS_MAX, Settings
 from objectcache_storage_server.scheduling.admission import AdmissionLimits
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.messages import PolicyName, ScheduleConfiguration
+from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.admission import Admission, AdmissionLimits, Waiting
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Grant, Scheduler

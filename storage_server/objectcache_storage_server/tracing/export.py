@@ -16,12 +16,12 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from objectcache_schemas.messages import DeliveryTrace, LayerTrace
 from objectcache_schemas.span_export import (
     close_provider,
     open_provider,
     parent_context,
 )
+from objectcache_schemas.traces import DeliveryTrace, LayerTrace
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from objectcache_schemas.errors import WireError
-from objectcache_schemas.messages import DeliveryTrace, LayerTrace, TracePhase, WindowSource
+from objectcache_schemas.messages import WindowSource
+from objectcache_schemas.traces import DeliveryTrace, LayerTrace, TracePhase
 
 _CONTROL_PLANE, _QUEUE, _STORAGE, _NETWORK = range(4)
 _NOT_YET = math.nan

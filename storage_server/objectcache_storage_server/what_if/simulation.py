@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.messages import ScheduleConfiguration, TenantShare
+from objectcache_schemas.schedule import ScheduleConfiguration, TenantShare
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.scheduler import Scheduler, Wait

@@ -43,7 +43,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show capacity, extents, residency, paths, and what goes on in the background."""
-    from objectcache_schemas.messages import EngineState, GetEngineStatus
+    from objectcache_schemas.engine_status import EngineState, GetEngineStatus
 
     with storage_connection(config, data_dir, assignments) as storage:
         found = storage.ask(GetEngineStatus(), EngineState).status

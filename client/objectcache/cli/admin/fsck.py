@@ -15,15 +15,15 @@ from rich.progress import (
 from objectcache.cli.admin.amounts import size_text
 from objectcache.cli.admin.printable import printable
 from objectcache.cli.admin.storage_socket import StorageSocket
-from objectcache_schemas.messages import (
+from objectcache_schemas.engine_status import (
     CheckEnded,
     CheckEngine,
     CheckProgress,
     CheckReport,
     EngineState,
     GetEngineStatus,
-    Message,
 )
+from objectcache_schemas.message import Message
 
 EXIT_CLEAN, EXIT_FINDINGS = 0, 1
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT

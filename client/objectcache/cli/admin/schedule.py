@@ -21,7 +21,7 @@ from objectcache.cli.settings_flags import Assignments, Config, DataDir
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from objectcache_schemas.messages import ScheduleChanges, ScheduleState
+    from objectcache_schemas.schedule import ScheduleChanges, ScheduleState
 
 PIPE_CELLS = 160  # where nobody says how wide a line may be
 
@@ -40,7 +40,7 @@ def show(
 ) -> None:
     """Show the schedule in force, the rate, and the deliveries under way."""
     from objectcache.cli.admin.schedule_view import schedule_view
-    from objectcache_schemas.messages import GetSchedule, ScheduleState
+    from objectcache_schemas.schedule import GetSchedule, ScheduleState
 
     with storage_connection(config, data_dir, assignments) as storage:
         state = storage.ask(GetSchedule(), ScheduleState)
@@ -60,7 +60,7 @@ def set_cap(
 ) -> None:
     """Bound the rate of all deliveries together, such as 50Gbps or 6GB/s."""
     from objectcache.cli.admin.schedule_flags import rate_gbps_of
-    from objectcache_schemas.messages import ScheduleChanges
+    from objectcache_schemas.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(cap_gbps=rate_gbps_of(cap))
@@ -77,7 +77,7 @@ def set_policy(
 ) -> None:
     """Choose how layerwise deliveries share the link, such as stall_dynamic or equal."""
     from objectcache.cli.admin.schedule_flags import policy_of
-    from objectcache_schemas.messages import ScheduleChanges
+    from objectcache_schemas.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(policy=policy_of(name))
@@ -94,7 +94,7 @@ def set_margin(
 ) -> None:
     """Choose what calibrated_stall_opt adds to a delivery's rate, such as 5Gbps."""
     from objectcache.cli.admin.schedule_flags import rate_gbps_of
-    from objectcache_schemas.messages import ScheduleChanges
+    from objectcache_schemas.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(margin_gbps=rate_gbps_of(margin))
@@ -111,7 +111,7 @@ def set_epoch(
 ) -> None:
     """Choose the time between admissions by policies that assign rates, such as 10ms."""
     from objectcache.cli.admin.schedule_flags import epoch_s_of
-    from objectcache_schemas.messages import ScheduleChanges
+    from objectcache_schemas.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(epoch_s=epoch_s_of(epoch))
@@ -128,7 +128,7 @@ def set_threshold(
 ) -> None:
     """Choose the payload from which delivery: auto is layerwise, such as 512MiB."""
     from objectcache.cli.admin.schedule_flags import threshold_bytes_of
-    from objectcache_schemas.messages import ScheduleChanges
+    from objectcache_schemas.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(layerwise_threshold_bytes=threshold_bytes_of(threshold))
@@ -157,7 +157,7 @@ def tenant(
 ) -> None:
     """Change what is given of a tenant's share and leave the rest. A tenant is who asks."""
     from objectcache.cli.admin.schedule_flags import TenantFlags, changed_share, share_changes_of
-    from objectcache_schemas.messages import (
+    from objectcache_schemas.schedule import (
         GetSchedule,
         ScheduleChanges,
         ScheduleState,
@@ -188,13 +188,13 @@ def reset(
     as_json: AsJson = False,
 ) -> None:
     """Forget all changes, the tenants' shares too: the settings hold again."""
-    from objectcache_schemas.messages import ScheduleChanges
+    from objectcache_schemas.schedule import ScheduleChanges
 
     _change(ScheduleChanges(), (config, data_dir, assignments), as_json, reset=True)
 
 
 def _change(changes: ScheduleChanges, flags: Flags, as_json: bool, reset: bool = False) -> None:
-    from objectcache_schemas.messages import ScheduleState, SetSchedule
+    from objectcache_schemas.schedule import ScheduleState, SetSchedule
 
     with storage_connection(*flags) as storage:
         state = storage.ask(SetSchedule(changes=changes, reset=reset), ScheduleState)

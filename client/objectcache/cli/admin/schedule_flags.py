@@ -20,7 +20,7 @@ from objectcache.cli.admin.amounts import (
     parse_size_bytes,
 )
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.messages import PolicyName, TenantShare
+from objectcache_schemas.schedule import PolicyName, TenantShare
 from objectcache_schemas.settings import CAP_GBPS_MAX, POLICIES
 
 EPOCH_MIN_S, EPOCH_MAX_S = 0.001, 10.0

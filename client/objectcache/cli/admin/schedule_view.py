@@ -10,7 +10,7 @@ from rich.text import Text
 
 from objectcache.cli.admin.amounts import NONE, duration_text, gbps_text, share_text, size_text
 from objectcache.cli.admin.printable import printable
-from objectcache_schemas.messages import (
+from objectcache_schemas.schedule import (
     ScheduleConfiguration,
     ScheduledDelivery,
     ScheduleState,

@@ -17,13 +17,8 @@ from objectcache_schemas.frames import (
     encode_frame,
     frame_length,
 )
-from objectcache_schemas.messages import (
-    PROTOCOL_VERSION,
-    Hello,
-    Message,
-    StorageReply,
-    Welcome,
-)
+from objectcache_schemas.message import PROTOCOL_VERSION, Message
+from objectcache_schemas.messages import Hello, StorageReply, Welcome
 from objectcache_schemas.settings import Settings
 
 R = TypeVar("R", bound=Message)

@@ -13,7 +13,7 @@ from objectcache.cli.failing import fail
 from objectcache.cli.settings_flags import Assignments, Config, DataDir
 
 if TYPE_CHECKING:
-    from objectcache_schemas.messages import DeliveryTrace
+    from objectcache_schemas.traces import DeliveryTrace
 
 EXIT_UNKNOWN = 1  # no trace of the request is kept
 PIPE_CELLS = 160  # where nobody says how wide a line may be
@@ -55,7 +55,7 @@ def _ask(
     request_id: str, last: int, flags: tuple[str | None, str | None, list[str] | None]
 ) -> Sequence[DeliveryTrace]:
     from objectcache_schemas.errors import NotFound
-    from objectcache_schemas.messages import GetTraces, Traces
+    from objectcache_schemas.traces import GetTraces, Traces
 
     with storage_connection(*flags) as storage:
         try:

@@ -20,7 +20,7 @@ from objectcache.drawing.svg import (
     text,
     time_axis,
 )
-from objectcache_schemas.messages import DeliveryTrace
+from objectcache_schemas.traces import DeliveryTrace
 
 WIDTH, LEFT, RIGHT = 960, 104, 56
 TITLE_Y, SUBTITLE_Y, PHASES_Y, PHASES_HEIGHT, ROWS_Y = 32, 54, 70, 18, 132

@@ -12,7 +12,7 @@ from rich.text import Text
 from objectcache.cli.admin.amounts import duration_text, rate_text, share_text, size_text
 from objectcache.cli.admin.layer_times import LayerTimes, layer_times
 from objectcache.cli.admin.printable import printable
-from objectcache_schemas.messages import DeliveryTrace
+from objectcache_schemas.traces import DeliveryTrace
 
 BAR_CELLS = 40
 NAME_CELLS = 13

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import CheckReport
 from objectcache_storage_server.engines.local.faults import (
     Claims,
     Extents,

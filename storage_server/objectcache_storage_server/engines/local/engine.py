@@ -19,14 +19,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.messages import (
     BucketInfo,
     BucketPolicy,
-    CheckReport,
     Condition,
-    EngineStatus,
     ObjectInfo,
     Verification,
 )
