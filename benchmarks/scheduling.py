@@ -11,13 +11,15 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar, get_args
+from dataclasses import replace
+from typing import Concatenate, ParamSpec, TypeVar, get_args
 
 from benchmarks.bench import Bench
 from benchmarks.measure import Row
-from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration
+from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration, TenantShare
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
+from objectcache_storage_server.scheduling.due_times import PLANNED_MAX
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Scheduler, Wait
 
@@ -27,6 +29,8 @@ GRANTS = 20_000
 GOAL_US = 1000.0
 CAP_GBPS = 1000.0
 SEED = 1
+CAPPED_TENANTS = 100
+HARD_POLICIES: tuple[PolicyName, ...] = ("stall_dynamic", "calibrated_stall_opt")
 ROUNDS = 50
 TOKEN_LAYER_BYTES, LAYERS = 4096, 32
 SHAPES = ((2048, 5.79), (8192, 29.87), (14336, 8.80), (28672, 23.85), (57344, 75.75))  # Table A8
@@ -67,15 +71,12 @@ def measure_scheduling(bench: Bench) -> Iterator[Row]:
     """Rows for coming, going and the next fragment under each policy, and for rates anew."""
     demands = _demands()
     for policy in get_args(PolicyName):
-        times = _Times()
-        gc.collect()
-        gc.disable()
-        try:
-            _run(policy, demands, times)
-        finally:
-            gc.enable()
+        times = _quietly(_run, policy, demands)
         for what, samples in times.seconds.items():
             yield _row(f"{policy}: {what}", samples)
+    for name, times in _hard_cases(demands):
+        for what, samples in times.seconds.items():
+            yield _row(f"{name}: {what}", samples)
     for policy in RATE_POLICIES:
         times = _Times()
         for _ in range(ROUNDS):
@@ -102,17 +103,117 @@ class _Times:
         return result
 
 
-def _run(policy: PolicyName, demands: list[Demand], times: _Times) -> None:
-    scheduler: Scheduler[_Job] = Scheduler(
-        ScheduleConfiguration(
-            policy=policy,
-            cap_gbps=CAP_GBPS,
-            margin_gbps=5.0,
-            epoch_s=0.01,
-            layerwise_threshold_bytes=0,
-        ),
-        0.0,
+def _hard_cases(demands: list[Demand]) -> Iterator[tuple[str, _Times]]:
+    """What many flows, tenants or newcomers could make long."""
+    for policy in HARD_POLICIES:
+        for tenant_count in (1, CAPPED_TENANTS):
+            name = f"{policy}, {tenant_count} capped tenants"
+            yield name, _quietly(_run_capped, policy, demands, tenant_count)
+        yield f"{policy}, another cap", _quietly(_run_configure, policy, demands)
+    yield "an epoch's end", _quietly(_run_epoch_ends, demands)
+    yield "a plan", _quietly(_run_plans, demands)
+
+
+def _quietly(
+    case: Callable[Concatenate[_Times, Arguments], None],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> _Times:
+    times = _Times()
+    gc.collect()
+    gc.disable()
+    try:
+        case(times, *args, **kwargs)
+    finally:
+        gc.enable()
+    return times
+
+
+def _run_capped(
+    times: _Times, policy: PolicyName, demands: list[Demand], tenant_count: int
+) -> None:
+    """Every flow's tenant has a cap, and the link has room: half of them in the pool."""
+    tenants = {f"t{n}": TenantShare(cap_gbps=10.0 / tenant_count) for n in range(tenant_count)}
+    scheduler = _scheduler(policy, CAP_GBPS, tenants)
+    for number, demand in enumerate(demands):
+        owned = replace(demand, tenant=f"t{number % tenant_count}")
+        scheduler.add(_Job(owned), owned, 0.0, pooled=number % 2 == 0)
+    _decide(times, scheduler, 0.0, GRANTS // 4)
+
+
+def _run_configure(times: _Times, policy: PolicyName, demands: list[Demand]) -> None:
+    scheduler = _scheduler(policy, CAP_GBPS, {})
+    for number, demand in enumerate(demands):
+        scheduler.add(_Job(demand), demand, 0.0, pooled=number % 4 > 0)
+    now_s = _decide(_Times(), scheduler, 0.0, 2 * DELIVERIES)
+    for number in range(ROUNDS):
+        configuration = _configuration(policy, CAP_GBPS - number % 2, {})
+        times.take("configure", scheduler.configure, configuration, now_s)
+        now_s = _decide(times, scheduler, now_s, DELIVERIES // 10)
+
+
+def _run_epoch_ends(times: _Times, demands: list[Demand]) -> None:
+    """Half of the flows run; the others wait, find no room, and come again."""
+    scheduler = _scheduler("calibrated_stall_opt", CAP_GBPS, {})
+    half = len(demands) // 2
+    for demand in demands[:half]:
+        scheduler.add(_Job(demand), demand, 0.0, pooled=True)
+    now_s = _decide(_Times(), scheduler, 0.0, 2 * DELIVERIES)
+    waiting = [_Job(demand) for demand in demands[half:]]
+    for job in waiting:
+        scheduler.add(job, job.demand, now_s, pooled=True)
+    for number in range(ROUNDS):
+        now_s = _decide(times, scheduler, now_s + 0.011, DELIVERIES // 10)
+        job = waiting[number]
+        scheduler.remove(job, now_s)
+        scheduler.add(job, job.demand, now_s, pooled=True)
+
+
+def _run_plans(times: _Times, demands: list[Demand]) -> None:
+    """As many as a plan is made for, one of which goes and comes."""
+    scheduler = _scheduler("stall_dynamic", 50.0, {})
+    jobs = [_Job(demand) for demand in demands[:PLANNED_MAX]]
+    for job in jobs:
+        scheduler.add(job, job.demand, 0.0, pooled=True)
+    now_s = 0.0
+    for number in range(ROUNDS):
+        now_s = _decide(times, scheduler, now_s, 10)
+        job = jobs[number % len(jobs)]
+        scheduler.remove(job, now_s)
+        scheduler.add(job, job.demand, now_s, pooled=True)
+
+
+def _decide(times: _Times, scheduler: Scheduler[_Job], now_s: float, count: int) -> float:
+    for _ in range(count):
+        step = times.take("next", scheduler.next, now_s)
+        if isinstance(step, Wait):
+            if step.until_s == math.inf:
+                break
+            now_s = max(now_s, step.until_s)
+    return now_s
+
+
+def _configuration(
+    policy: PolicyName, cap_gbps: float, tenants: dict[str, TenantShare]
+) -> ScheduleConfiguration:
+    return ScheduleConfiguration(
+        policy=policy,
+        cap_gbps=cap_gbps,
+        margin_gbps=5.0,
+        epoch_s=0.01,
+        layerwise_threshold_bytes=0,
+        tenants=tenants,
     )
+
+
+def _scheduler(
+    policy: PolicyName, cap_gbps: float, tenants: dict[str, TenantShare]
+) -> Scheduler[_Job]:
+    return Scheduler(_configuration(policy, cap_gbps, tenants), 0.0)
+
+
+def _run(times: _Times, policy: PolicyName, demands: list[Demand]) -> None:
+    scheduler = _scheduler(policy, CAP_GBPS, {})
     jobs, now_s = [_Job(demand) for demand in demands], 0.0
     for job in jobs:
         times.take("add", scheduler.add, job, job.demand, 0.0, pooled=True)

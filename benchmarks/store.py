@@ -20,7 +20,8 @@ from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages import BucketInfo, BucketPolicy, Condition, Verification
 from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server.connections.target_source import piece_bytes
-from objectcache_storage_server.deliver import Delivery, Dispatcher
+from objectcache_storage_server.deliver import Delivery
+from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.geometry import Geometry as ExtentGeometry

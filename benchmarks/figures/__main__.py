@@ -92,7 +92,10 @@ def _run(experiment: Experiment[Any], options: argparse.Namespace, console: Cons
         Console(stderr=True).status(experiment.title) as status,
     ):
         bench = Bench(Path(folder).absolute(), QUICK if options.quick else FULL)
-        say = lambda what: status.update(f"{experiment.title}: {what}")  # noqa: E731
+
+        def say(what: str) -> None:
+            status.update(f"{experiment.title}: {what}")
+
         try:
             rows = experiment.run(Context(bench, options.scale, options.quick, say))
         except NotPossible as why:

@@ -17,12 +17,12 @@ from benchmarks.figures.experiment import Context, Experiment
 from benchmarks.figures.paper_data import NUM_LAYERS, REQUESTS
 from benchmarks.figures.plots import lines, panels
 from benchmarks.figures.rate_sweep import scaled
-from benchmarks.figures.scaled import BYTES_PER_S_PER_GBPS
 from benchmarks.figures.served import CACHED
 from benchmarks.figures.shaped_link import ShapedLink, shaped_link
 from benchmarks.server import Server, running_server
 from objectcache.calibration.measure import Measurement, Stored
 from objectcache.cli.admin.storage_socket import StorageSocket
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _measure(
     geometry, rate = stored.geometry, rate_bytes_per_s
     return KernelRow(
         geometry.name,
-        None if rate is None else rate / BYTES_PER_S_PER_GBPS,
+        None if rate is None else rate / BYTES_PER_GBIT,
         None if rate is None else rate / geometry.zero_stall_rate,
         repeats,
         kernel_s * 1e3,
@@ -129,6 +129,6 @@ def _measure(
 
 
 def _set_cap(server: Server, rate_bytes_per_s: float | None) -> None:
-    cap_gbps = (rate_bytes_per_s or 0.0) / BYTES_PER_S_PER_GBPS
+    cap_gbps = (rate_bytes_per_s or 0.0) / BYTES_PER_GBIT
     with closing(StorageSocket(server.settings)) as storage:
         storage.ask(SetSchedule(changes=ScheduleChanges(cap_gbps=cap_gbps)), ScheduleState)

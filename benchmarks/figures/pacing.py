@@ -23,9 +23,10 @@ from benchmarks.figures.rates import (
     most_in_window,
     spread,
 )
-from benchmarks.figures.scaled import BYTES_PER_S_PER_GBPS, ScaledRequest, schedule
+from benchmarks.figures.scaled import ScaledRequest, schedule
 from benchmarks.figures.served import Served, served
 from benchmarks.warm import CACHED_BYTES
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration
 
 if TYPE_CHECKING:
@@ -116,18 +117,23 @@ class PacingExperiment(Experiment[PacingRow]):
             ]
             longest = f", longest gap {max(gaps):.1f} x what its share implies" if gaps else ""
             lines.append(
-                f"{measured_by}: rates off by at most {off:.2f} % (goal {RATE_GOAL_PERCENT:g} %), "
-                f"over the cap by at most {over:.2f} % in any {1000 * WINDOW_S:.0f} ms "
-                f"(goal {CAP_GOAL_PERCENT:g} %){longest}"
+                f"{measured_by}: rates off by at most {off:.2f} %: "
+                f"{_met(off <= RATE_GOAL_PERCENT)} (goal {RATE_GOAL_PERCENT:g} %); over the cap by "
+                f"at most {over:.2f} % in any {1000 * WINDOW_S:.0f} ms: "
+                f"{_met(over <= CAP_GOAL_PERCENT)} (goal {CAP_GOAL_PERCENT:g} %){longest}"
             )
         return lines
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "missed"
 
 
 def pacing_rows(
     measured_by: str, policy: str, deliveries: Sequence[Paced], scale: int
 ) -> list[PacingRow]:
     """A row for each delivery and one for all of them."""
-    gbps = scale / BYTES_PER_S_PER_GBPS
+    gbps = scale / BYTES_PER_GBIT
     rows = [_row(measured_by, policy, paced, gbps) for paced in deliveries]
     stamps = [stamp for paced in deliveries for stamp in paced.stamps]
     cap_gbps = WORKLOADS[WORKLOAD].cap_gbps

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 from benchmarks.figures.experiment import Context, Experiment
 from benchmarks.figures.paper_data import MARGIN_GBPS, NUM_LAYERS, REQUESTS, PaperRequest
 from benchmarks.figures.plots import COLORS, panels
-from benchmarks.figures.scaled import BYTES_PER_S_PER_GBPS, QUICK_LAYERS
+from benchmarks.figures.scaled import QUICK_LAYERS
 from benchmarks.figures.served import CACHED
 from objectcache.calibration.geometry import Geometry
-from objectcache.calibration.knee import Reading, find_knee, stalling
+from objectcache.calibration.knee import Knee, Reading, find_stall_knee, find_ttft_knee, stalling
 from objectcache.calibration.measure import Measurement
+from objectcache_schemas.limits import BYTES_PER_GBIT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +25,7 @@ QUICK_REQUESTS = ("16K, 50%", "16K, 87.5%")
 # Of r*; the last is what the paper's runs at 100 Gbps are.
 FACTORS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.5, math.inf)
 QUICK_FACTORS = (0.5, 1.0, 1.5, math.inf)
+LONG_S, LONG_SLOWEST = 5.0, 0.5  # of what is computed for longer, less is swept: time is short
 BUCKET = "rate-sweep"
 
 
@@ -39,8 +41,10 @@ class RateRow:
     stalling_percent: float  # of the time from its first layer on, over the best
     zero_stall_gbps: float
     margin_gbps: float  # the paper's, scaled
-    knee_gbps: float | None
-    remark: str
+    ttft_knee_gbps: float | None
+    ttft_knee_remark: str
+    stall_knee_gbps: float | None  # without the first layer's own transfer
+    stall_knee_remark: str
 
 
 class RateExperiment(Experiment[RateRow]):
@@ -59,7 +63,9 @@ class RateExperiment(Experiment[RateRow]):
             for name in QUICK_REQUESTS if context.is_quick else FIGURE_REQUESTS:
                 context.say(name)
                 geometry = scaled(REQUESTS[name], context.scale, layers)
-                rates = [factor * geometry.zero_stall_rate for factor in factors]
+                slowest = LONG_SLOWEST if geometry.compute_s > LONG_S else 0.0
+                of_zero_stall = [factor for factor in factors if factor >= slowest]
+                rates = [factor * geometry.zero_stall_rate for factor in of_zero_stall]
                 readings = measurement.readings(measurement.store(geometry), rates, repeats=1)
                 rows += rows_of(geometry, readings, context.scale)
         return rows
@@ -88,14 +94,21 @@ class RateExperiment(Experiment[RateRow]):
         return figure
 
     def notes(self, rows: Sequence[RateRow]) -> list[str]:
-        """Where each curve has its knee."""
+        """Where each curve has its knees."""
         firsts = {row.request: row for row in reversed(rows)}
         return [
-            f"{request}: r* {row.zero_stall_gbps:.3f} Gbps, "
-            + (f"knee at {row.knee_gbps / row.zero_stall_gbps:.2f} r*" if row.knee_gbps else "")
-            + (f" {row.remark}" if row.remark else "")
+            f"{request}: r* {row.zero_stall_gbps:.3f} Gbps; knee of TTFT "
+            f"{_place(row, row.ttft_knee_gbps, row.ttft_knee_remark)}; without the first layer's "
+            f"own transfer {_place(row, row.stall_knee_gbps, row.stall_knee_remark)}"
             for request, row in sorted(firsts.items())
         ]
+
+
+def _place(row: RateRow, knee_gbps: float | None, remark: str) -> str:
+    if knee_gbps is None:
+        return remark
+    at = f"at {knee_gbps / row.zero_stall_gbps:.2f} r*"
+    return f"{at} ({remark})" if remark else at
 
 
 def scaled(request: PaperRequest, scale: int, num_layers: int) -> Geometry:
@@ -107,7 +120,7 @@ def scaled(request: PaperRequest, scale: int, num_layers: int) -> Geometry:
 
 def rows_of(geometry: Geometry, readings: Sequence[Reading], scale: int) -> list[RateRow]:
     """A row for each reading."""
-    knee = find_knee(readings)
+    ttft, stall = find_ttft_knee(readings), find_stall_knee(readings)
     best_s = min(reading.ttft_s for reading in readings)
     return [
         RateRow(
@@ -117,17 +130,23 @@ def rows_of(geometry: Geometry, readings: Sequence[Reading], scale: int) -> list
             reading.ttft_s * 1e3,
             100 * (reading.ttft_s / best_s - 1),
             100 * stalls,
-            geometry.zero_stall_rate / BYTES_PER_S_PER_GBPS,
+            geometry.zero_stall_rate / BYTES_PER_GBIT,
             MARGIN_GBPS / scale,
-            None if knee.rate_bytes_per_s is None else _gbps(knee.rate_bytes_per_s),
-            knee.remark,
+            _knee_gbps(ttft),
+            ttft.remark,
+            _knee_gbps(stall),
+            stall.remark,
         )
         for reading, stalls in zip(readings, stalling(readings), strict=True)
     ]
 
 
+def _knee_gbps(knee: Knee) -> float | None:
+    return None if knee.rate_bytes_per_s is None else _gbps(knee.rate_bytes_per_s)
+
+
 def _gbps(rate_bytes_per_s: float) -> float | None:
-    return _finite(rate_bytes_per_s / BYTES_PER_S_PER_GBPS)
+    return _finite(rate_bytes_per_s / BYTES_PER_GBIT)
 
 
 def _finite(number: float) -> float | None:

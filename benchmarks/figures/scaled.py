@@ -20,7 +20,6 @@ from benchmarks.prefix import Geometry
 from objectcache_schemas.schedule import PolicyName, ScheduleChanges
 from objectcache_storage_server.scheduling.demand import Demand
 
-BYTES_PER_S_PER_GBPS = 1e9 / 8
 QUICK_LAYERS = 4
 
 

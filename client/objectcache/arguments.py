@@ -13,7 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.descriptor import CONTEXT_TOKENS_MAX, DeliveryMode, OnMissing
+from objectcache_schemas.descriptor import (
+    CONTEXT_TOKENS_MAX,
+    RATE_MIN,
+    DeliveryMode,
+    OnMissing,
+)
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.messages import DeliveryPath
@@ -119,9 +124,9 @@ def checked_rate(rate_bytes_per_s: Any) -> float | None:
     """A finite number of bytes per second, 1 or more, or None."""
     if rate_bytes_per_s is None:
         return None
-    if not (isinstance(rate_bytes_per_s, NUMBERS) and 1 <= rate_bytes_per_s < math.inf):
+    if not (isinstance(rate_bytes_per_s, NUMBERS) and RATE_MIN <= rate_bytes_per_s < math.inf):
         raise InvalidRequest(
-            f"rate_bytes_per_s must be a finite number of bytes per second, 1 or more, "
+            f"rate_bytes_per_s must be a finite number of bytes per second, {RATE_MIN} or more, "
             f"got {rate_bytes_per_s!r}"
         )
     return float(rate_bytes_per_s)

@@ -146,11 +146,11 @@ class Exchange:
 
     @property
     def admission_timeout_s(self) -> float:
-        """How long the storage server may take to begin a delivery, which may wait for its turn and
-        then for a rate.
+        """How long the storage server may take to begin a delivery, which may wait for its turn,
+        for memory, and then for a rate.
         """
         gateway, scheduler = self.settings.gateway, self.settings.scheduler
-        return gateway.storage_timeout_s + 2 * scheduler.queue_timeout_s
+        return gateway.storage_timeout_s + 3 * scheduler.queue_timeout_s
 
     # --- the request's body ---
 

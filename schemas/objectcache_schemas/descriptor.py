@@ -17,7 +17,7 @@ import msgspec
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout, check_geometry, check_int
-from objectcache_schemas.limits import KEY_BYTES_MAX, Limits
+from objectcache_schemas.limits import KEY_BYTES_MAX, KIB, Limits
 
 T = TypeVar("T")
 
@@ -25,6 +25,7 @@ DESCRIPTOR_VERSION = 1
 TARGET_ID_BYTES = 16
 CONTEXT_TOKENS_MAX = 1 << 40
 MODEL_CHARS_MAX = 128
+RATE_MIN = 64 * KIB  # bytes per second: slower, a slice takes longer than clients wait for anything
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -140,6 +141,13 @@ class Descriptor:
     def _check_hints(self) -> None:
         if self.context_tokens is not None:
             _check("context_tokens", self.context_tokens, 1, CONTEXT_TOKENS_MAX)
+            cached_tokens = len(self.chunk_keys) * self.chunk_tokens
+            if self.context_tokens < cached_tokens:
+                raise InvalidRequest(
+                    f"context_tokens is {self.context_tokens}, but chunk_keys alone hold "
+                    f"{cached_tokens} tokens; it is the length of the whole prompt",
+                    code="InvalidDescriptor",
+                )
         if self.model is not None and not _MODEL.fullmatch(self.model):
             raise InvalidRequest(
                 f"model must be 1 to {MODEL_CHARS_MAX} letters, digits, '.', '_', '-' and begin "
@@ -147,9 +155,9 @@ class Descriptor:
                 code="InvalidDescriptor",
             )
         rate = self.rate_bytes_per_s
-        if rate is not None and not (math.isfinite(rate) and rate >= 1):
+        if rate is not None and not (math.isfinite(rate) and rate >= RATE_MIN):
             raise InvalidRequest(
-                "rate_bytes_per_s must be a finite number of bytes per second, 1 or more",
+                f"rate_bytes_per_s must be a finite number of bytes per second, {RATE_MIN} or more",
                 code="InvalidDescriptor",
             )
 

@@ -12,6 +12,7 @@ KEY_BYTES_MAX = 1024  # S3's own limit on a key, in bytes of UTF-8
 USER_METADATA_BYTES_MAX = 2048  # S3's own limit on x-amz-meta-*
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+BYTES_PER_GBIT = 1e9 / 8  # rates in Gbps are 10^9 bits per second
 
 
 Positive = Annotated[int, Meta(ge=1)]

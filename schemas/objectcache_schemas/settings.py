@@ -184,7 +184,7 @@ class StorageSettings(_Settings, frozen=True):
         Positive, _doc("bytes read for one delivery and not yet taken by its client")
     ] = 8 * MIB
     server_in_flight_bytes_max: Annotated[
-        Positive, _doc("the same, for all deliveries; a delivery that finds no room gets SlowDown")
+        Positive, _doc("the same, for all deliveries; one that finds no room waits for its turn")
     ] = 256 * MIB
     deliveries_max: Annotated[Positive, _doc("deliveries at once; more get SlowDown")] = 256
     layerwise_threshold_bytes: Annotated[
@@ -246,10 +246,13 @@ class SchedulerSettings(_Settings, frozen=True):
         Positive, _doc("deliveries of one tenant at once; more wait")
     ] = 256
     queue_max: Annotated[
-        int, msgspec.Meta(ge=0), _doc("requests of one tenant that wait; more get SlowDown")
+        int,
+        msgspec.Meta(ge=0),
+        _doc("requests of one tenant that wait, or of all for memory; more get SlowDown"),
     ] = 256
     queue_timeout_s: Annotated[
-        Seconds, _doc("longest wait of a request for its turn, or for a rate, before SlowDown")
+        Seconds,
+        _doc("longest wait of a request for its turn, memory, or a rate, before SlowDown"),
     ] = 10.0
     profiles_dir: Annotated[
         str, _doc("directory of compute profiles, MODEL.csv each; default DATA_DIR/profiles")

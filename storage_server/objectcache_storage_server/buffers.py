@@ -1,15 +1,15 @@
 """Memory for bytes on their way to a socket, bounded for the whole server.
 
-A delivery is granted its share when it is admitted, so a running delivery never waits for another's
-memory; what cannot be granted is refused at once.
+A delivery is granted its share before it begins, so a running delivery never waits for another's
+memory. Those for whom nothing is free wait in `memory_line`.
 """
 
 from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Callable
 
-from objectcache_schemas.errors import Busy
 from objectcache_schemas.limits import MIB
 
 IDLE_BYTES_MAX = 64 * MIB  # kept warm for the next delivery: fresh pages cost more than a copy
@@ -19,8 +19,10 @@ class BufferPool:
     """Hands out buffers of one size, at most `capacity_bytes` of them promised at a time."""
 
     def __init__(self, buffer_bytes: int, capacity_bytes: int) -> None:
+        """`capacity_bytes` is taken as one buffer's where it is less: nothing could be sent."""
         self.buffer_bytes = buffer_bytes
-        self.capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes = max(buffer_bytes, capacity_bytes)
+        self.on_release: Callable[[], None] = _nobody  # called without a lock, in any thread
         self._idle_max = min(IDLE_BYTES_MAX, capacity_bytes) // buffer_bytes
         self._promised_bytes = 0
         self._idle: list[memoryview] = []
@@ -37,28 +39,32 @@ class BufferPool:
             return length_bytes
         return -(-length_bytes // self.buffer_bytes) * self.buffer_bytes
 
-    def grant(self, wanted_bytes: int) -> int:
-        """Promise up to `wanted_bytes`, but at least one buffer (or all of a smaller wish).
+    @property
+    def shortage(self) -> str:
+        """How much is taken of what limit, for whoever is refused."""
+        return (
+            f"{self._promised_bytes} bytes are in flight, "
+            f"storage.server_in_flight_bytes_max is {self.capacity_bytes}"
+        )
 
-        Raises `Busy` when not even that is free. Give it back with `release`.
+    def grant(self, wanted_bytes: int, least_bytes: int = 1) -> int:
+        """Promise `wanted_bytes`, or as many times `least_bytes` as are free; 0 where none is.
+
+        Give it back with `release`.
         """
-        least_bytes = min(wanted_bytes, self.buffer_bytes)
         with self._lock:
+            granted_bytes = wanted_bytes
             free_bytes = self.capacity_bytes - self._promised_bytes
-            if free_bytes < least_bytes:
-                raise Busy(
-                    f"{self._promised_bytes} bytes are in flight, "
-                    f"storage.server_in_flight_bytes_max is {self.capacity_bytes}",
-                    retry_after_s=1.0,
-                )
-            granted_bytes = min(wanted_bytes, free_bytes)
+            if free_bytes < wanted_bytes:
+                granted_bytes = free_bytes // least_bytes * least_bytes
             self._promised_bytes += granted_bytes
             return granted_bytes
 
     def release(self, granted_bytes: int) -> None:
-        """Give a grant back."""
+        """Give a grant back, or a part of it."""
         with self._lock:
             self._promised_bytes -= granted_bytes
+        self.on_release()
 
     def take(self, length_bytes: int) -> memoryview:
         """A buffer under a grant, cut to `length_bytes`, which is at most a buffer's."""
@@ -80,3 +86,7 @@ class BufferPool:
 
     def __repr__(self) -> str:
         return f"<BufferPool {self._promised_bytes} of {self.capacity_bytes} bytes promised>"
+
+
+def _nobody() -> None:
+    """Nobody waits for memory."""

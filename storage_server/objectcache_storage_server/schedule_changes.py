@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -122,13 +123,17 @@ def _shares(tenants: Mapping[str, TenantShare | None]) -> dict[str, TenantShare]
 
 def _read(file: Path) -> ScheduleChanges:
     try:
-        with file.open("rb") as stream:
-            text = stream.read(FILE_BYTES_MAX + 1)
+        # Without waiting: whatever stands there may be no file that anybody writes to.
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+            text = stream.read(FILE_BYTES_MAX + 1) if is_file else b""
     except FileNotFoundError:
         return ScheduleChanges()
     except OSError as error:
         raise as_our_error(error, "reading the changed schedule", file) from error
     try:
+        if not is_file:
+            raise InvalidRequest("it is no ordinary file")
         if len(text) > FILE_BYTES_MAX:
             raise InvalidRequest(f"it is over {FILE_BYTES_MAX} bytes")
         changes = _DECODER.decode(text)
@@ -136,8 +141,8 @@ def _read(file: Path) -> ScheduleChanges:
         return merge(ScheduleChanges(), changes)
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest) as error:
         raise InvalidRequest(
-            f"{file} is no changed schedule: {error}; mend that, or delete the file to go back to "
-            "the settings"
+            f"{file} cannot be read as a changed schedule: {error}; mend that, or delete the file "
+            "to go back to the settings"
         ) from error
 
 

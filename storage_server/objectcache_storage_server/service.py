@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -14,15 +15,16 @@ from typing import ParamSpec, TypeVar
 from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.messages import Health
-from objectcache_schemas.schedule import ScheduledDelivery, ScheduleState, SetSchedule
+from objectcache_schemas.schedule import ScheduleState, SetSchedule
 from objectcache_schemas.settings import Settings
 from objectcache_storage_server.buffers import BufferPool
-from objectcache_storage_server.deliver import Delivery, Dispatcher
+from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.entrance import Entrance
+from objectcache_storage_server.memory_line import MemoryGrants
 from objectcache_storage_server.schedule_changes import ScheduleBook
+from objectcache_storage_server.schedule_view import copy_schedule
 from objectcache_storage_server.scheduling.compute_windows import WindowFinder
-from objectcache_storage_server.scheduling.flow import Flow
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 from objectcache_storage_server.targets import TargetRegistry
 from objectcache_storage_server.tickets import TicketBook
@@ -35,7 +37,7 @@ T = TypeVar("T")
 READER_THREADS_MAX = 8  # more threads only wait for each other's interpreter lock
 ENGINE_THREADS = 16  # calls that write, flush or look up; each blocks on the device
 FRAGMENT_BYTES_MIN = 64 * KIB
-SCHEDULED_DELIVERIES_SHOWN = 1000
+RATED_FRAGMENT_S = 0.25  # of a delivery at the rate that its client wants at most
 CHECK_RETRY_AFTER_S = 60.0  # a check reads the whole store
 
 
@@ -60,6 +62,12 @@ class Service:
         self.reader_threads = storage.reader_threads or min(READER_THREADS_MAX, os.cpu_count() or 1)
         self.schedule_book = ScheduleBook(settings)
         self.entrance = Entrance(settings, self.schedule_book.configuration.tenants)
+        self.memory = MemoryGrants(
+            self.pool,
+            settings.scheduler.queue_max,
+            settings.scheduler.queue_timeout_s,
+            self.entrance.closed,
+        )
         self.windows = WindowFinder(settings.profiles_dir)
         self.traces = TraceBook(settings.scheduler.traces_kept, export)
         self.dispatcher = Dispatcher(
@@ -81,6 +89,15 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
 
+    async def call_to_open(self, open_: Callable[[], T], close: Callable[[T], None]) -> T:
+        """The same, for a call whose result must be closed: also where the caller is cancelled."""
+        opening = asyncio.ensure_future(self.call(open_))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(lambda done: _close_opened(done, close))
+            raise
+
     # --- the schedule ---
 
     @property
@@ -93,11 +110,14 @@ class Service:
         """The threshold in force (paper, equation 2)."""
         return self.schedule_book.configuration.layerwise_threshold_bytes
 
-    def fragment_bytes(self, wanted_bytes: int, slice_bytes: int) -> int:
-        """The size of fragments: as wanted, or less where they would make the cap's rate uneven,
-        but a slice at least, which is verified whole.
+    def fragment_bytes(
+        self, wanted_bytes: int, slice_bytes: int, rate_bytes_per_s: float = math.inf
+    ) -> int:
+        """The size of fragments: as wanted, or less where they would make the cap's rate uneven or
+        the delivery has a rate of its own, but a slice at least, which is verified whole.
         """
-        paced_bytes = self.dispatcher.with_scheduler(Scheduler.fragment_bytes_max)
+        capped_bytes = self.dispatcher.with_scheduler(Scheduler.fragment_bytes_max)
+        paced_bytes = min(capped_bytes, rate_bytes_per_s * RATED_FRAGMENT_S)
         least_bytes = min(wanted_bytes, max(slice_bytes, FRAGMENT_BYTES_MIN))
         return int(max(least_bytes, min(wanted_bytes, paced_bytes)))
 
@@ -112,22 +132,10 @@ class Service:
         return self.schedule_state()
 
     def schedule_state(self) -> ScheduleState:
-        """The schedule in force, and what it does."""
-        return self.dispatcher.with_scheduler(self._schedule_state)
-
-    def _schedule_state(self, scheduler: Scheduler[Delivery]) -> ScheduleState:
+        """The schedule in force, and what it does. The dispatcher is held up for a copy only."""
         now_s = time.monotonic()
-        flows = scheduler.flows()
-        return ScheduleState(
-            configuration=scheduler.configuration,
-            changes=self.schedule_book.changes,
-            deliveries=tuple(
-                _scheduled(flow, now_s) for flow in flows[:SCHEDULED_DELIVERIES_SHOWN]
-            ),
-            delivery_count=len(flows),
-            waiting=self.entrance.waiting,
-            rate_bytes_per_s=scheduler.meter.rate_bytes_per_s(now_s),
-        )
+        copied = self.dispatcher.with_scheduler(lambda scheduler: copy_schedule(scheduler, now_s))
+        return copied.state(self.schedule_book.changes, self.entrance.waiting)
 
     # --- puts ---
 
@@ -200,20 +208,6 @@ class Service:
         self.engine.close()
 
 
-def _scheduled(flow: Flow[Delivery], now_s: float) -> ScheduledDelivery:
-    demand = flow.demand
-    return ScheduledDelivery(
-        request_id=flow.job.name,
-        tenant=demand.tenant,
-        pooled=flow.pooled,
-        layer_bytes=demand.layer_bytes,
-        num_layers=demand.num_layers,
-        compute_window_s=demand.compute_window_s,
-        window_source=flow.job.window_source,
-        rate_bytes_per_s=flow.rate_bytes_per_s,
-        sent_bytes=flow.sent_bytes,
-        payload_bytes=demand.payload_bytes,
-        next_layer=flow.next_layer,
-        consumed_layers=flow.consumed_layers,
-        age_s=now_s - flow.begun_s,
-    )
+def _close_opened(opened: asyncio.Future[T], close: Callable[[T], None]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        close(opened.result())

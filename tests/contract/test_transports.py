@@ -22,7 +22,8 @@ from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheE
 from objectcache_schemas.messages import BucketInfo, DeliveryFailure, LayersReady
 from objectcache_storage_server.buffers import BufferPool
 from objectcache_storage_server.connections.sockets import StreamSocket
-from objectcache_storage_server.deliver import Delivery, DeliveryState, Dispatcher
+from objectcache_storage_server.deliver import Delivery, DeliveryState
+from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.plan import ChunkPlan, plan_chunks

@@ -238,5 +238,5 @@ def test_a_server_does_not_start_with_a_broken_file_and_says_what_to_do(tmp_path
         check=False,
     )
     assert ended.returncode == 2
-    assert f"{tmp_path / 'schedule.json'} is no changed schedule" in ended.stderr
+    assert f"{tmp_path / 'schedule.json'} cannot be read as a changed schedule" in ended.stderr
     assert "$.cap_gbps`; mend that, or delete the file" in ended.stderr

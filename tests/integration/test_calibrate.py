@@ -23,7 +23,7 @@ from tests.servers import RunningServer, running_server
 from tests.storage_client import StorageClient
 
 QUICK = ("--geometry", "quick=256KiB,4ms,4", "--repeats", "1")
-ENDLESS = ("--geometry", "endless=64KiB,2s,32")
+ENDLESS = ("--geometry", "endless=1MiB,2s,32")
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +69,25 @@ def test_it_measures_shows_draws_and_writes_only_when_told(
 
 
 def test_what_it_proposes_is_written_and_holds_after_a_restart(calibrated: RunningServer) -> None:
-    applied = calibrate(*flags(calibrated), *QUICK, "--apply", "--json")
+    applied = calibrate(*flags(calibrated), *QUICK, "--scale", "4", "--apply", "--json")
     assert applied.exit_code == 0, applied.output
     content = json.loads(applied.stdout)
     assert len(content["curves"][0]["readings"]) == len(RATE_FACTORS)
     assert len(content["modes"]) == len(PAYLOADS_BYTES)
     before = schedule(calibrated)
     assert before.changes.margin_gbps == content["margin_gbps"]
+    measured = content["measured_margin_gbps"]
+    assert measured is None or content["margin_gbps"] == pytest.approx(4 * measured)
     assert before.changes.layerwise_threshold_bytes == content["layerwise_threshold_bytes"]
     calibrated.restart_storage()
     assert schedule(calibrated).changes == before.changes
     assert left_behind(calibrated) == []
 
 
-def test_an_interrupt_leaves_nothing_behind(calibrated: RunningServer) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing_behind(
+    calibrated: RunningServer, number: signal.Signals
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "objectcache.cli", "calibrate", *flags(calibrated), *ENDLESS],
         stdout=subprocess.DEVNULL,
@@ -92,7 +97,7 @@ def test_an_interrupt_leaves_nothing_behind(calibrated: RunningServer) -> None:
     try:
         wait_until(lambda: bool(schedule(calibrated).delivery_count), "a delivery")
         assert len(left_behind(calibrated)) == 1
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(30) != 0
     finally:
         process.kill()
@@ -107,6 +112,8 @@ def test_an_interrupt_leaves_nothing_behind(calibrated: RunningServer) -> None:
         (["--profile", "/nowhere.csv"], "/nowhere.csv: No such file"),
         (["--credentials", "/nowhere"], "credentials file /nowhere"),
         (["--apply"], "give --data-dir DIR"),
+        (["--scale", "inf"], "4096"),
+        (["--geometry", "slow=64KiB,2s,32"], "slow: the sweep begins at 8192 bytes"),
         (["--data-dir", "/nowhere", "--apply"], "no storage server runs there"),
         (["--transport", "pigeon"], "pigeon"),
     ],

@@ -308,7 +308,8 @@ def test_a_schedule_that_broke_while_it_ran_stops_everything_at_the_restart(
     (own_server.data_dir / "schedule.json").write_text("{")
     os.kill(own_server.storage_pid, signal.SIGKILL)
     assert own_server.wait_exit() != 0
-    assert f"{own_server.data_dir / 'schedule.json'} is no changed schedule" in own_server.errors()
+    file = own_server.data_dir / "schedule.json"
+    assert f"{file} cannot be read as a changed schedule" in own_server.errors()
 
 
 # --- bounds ---

@@ -4,35 +4,52 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from objectcache_schemas.schedule import PolicyName
+from objectcache_schemas.schedule import PolicyName, TenantShare
 from objectcache_storage_server.scheduling.admission import AdmissionLimits
 from objectcache_storage_server.scheduling.overlap import ttft_at_rate
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, FRAGMENT_S
 from objectcache_storage_server.simulation.__main__ import main
-from objectcache_storage_server.simulation.arrivals import Arrival, among_tenants, at_load
+from objectcache_storage_server.simulation.arrivals import (
+    Arrival,
+    among_tenants,
+    at_load,
+    with_chunkwise,
+    with_window_errors,
+    without_windows,
+)
 from objectcache_storage_server.simulation.machine import Machine
-from objectcache_storage_server.simulation.measures import jain_index, measure
-from objectcache_storage_server.simulation.mix import poisson_arrivals, read_mix
+from objectcache_storage_server.simulation.measures import (
+    jain_index,
+    measure,
+    offered_utilisation,
+)
+from objectcache_storage_server.simulation.mix import poisson_arrivals, rate_for, read_mix
 from objectcache_storage_server.simulation.mooncake import trace_arrivals
+from objectcache_storage_server.simulation.run import FRAGMENT_S as COARSE_S
 from objectcache_storage_server.simulation.run import Outcome, Schedule, simulate
 from tests.unit.paper_tables import COMPUTE_WINDOWS, MARGIN_GBPS, WORKLOADS
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 LIMITS = AdmissionLimits(256, 256, 64, 10.0)
 EPOCH_S = 0.001
+FRAGMENT_COARSE_S = 0.005  # so that many requests are quick
 LINK = Machine(50 * BYTES_PER_GBIT)
 
 
-def a_schedule(policy: PolicyName, limits: AdmissionLimits = LIMITS) -> Schedule:
-    return Schedule(policy, MARGIN_GBPS, EPOCH_S, limits, FRAGMENT_S)
+def a_schedule(
+    policy: PolicyName, limits: AdmissionLimits = LIMITS, fragment_s: float = COARSE_S
+) -> Schedule:
+    return Schedule(policy, MARGIN_GBPS, EPOCH_S, limits, fragment_s)
 
 
 def some_arrivals(requests: int = 60, rate_per_s: float = 2.0, seed: int = 3) -> list[Arrival]:
@@ -60,9 +77,9 @@ def test_every_byte_of_every_request_that_is_served_arrives_once(policy: PolicyN
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_gives_the_same_result_and_another_one_another(policy: PolicyName) -> None:
-    first = simulate(some_arrivals(), LINK, a_schedule(policy))
-    again = simulate(some_arrivals(), LINK, a_schedule(policy))
-    other = simulate(some_arrivals(seed=4), LINK, a_schedule(policy))
+    first = simulate(some_arrivals(30), LINK, a_schedule(policy))
+    again = simulate(some_arrivals(30), LINK, a_schedule(policy))
+    other = simulate(some_arrivals(30, seed=4), LINK, a_schedule(policy))
     assert ttfts(first) == ttfts(again)
     assert ttfts(first) != ttfts(other)
 
@@ -76,7 +93,7 @@ def test_with_rates_the_papers_workloads_take_what_the_overlap_model_says(
     machine = Machine(shared.cap_bytes_per_s)
     requests = [COMPUTE_WINDOWS[name] for name in shared.allocations_gbps]
     arrivals = [Arrival(0.0, tokens, window_ms / 1e3) for tokens, window_ms in requests]
-    outcome = simulate(arrivals, machine, a_schedule(policy))
+    outcome = simulate(arrivals, machine, a_schedule(policy, fragment_s=FRAGMENT_S))
     rates = assigned_rates(
         policy, shared.demands, shared.cap_bytes_per_s, MARGIN_GBPS * BYTES_PER_GBIT
     )
@@ -98,7 +115,8 @@ def test_a_request_alone_is_as_fast_as_the_slowest_part_allows(
     policy: PolicyName, machine: Machine, slowest_gbps: float
 ) -> None:
     alone = Arrival(0.0, 14336, 0.0088)
-    (client,) = simulate([alone], machine, a_schedule(policy)).clients
+    schedule = a_schedule(policy, fragment_s=FRAGMENT_S)
+    (client,) = simulate([alone], machine, schedule).clients
     rate = slowest_gbps * BYTES_PER_GBIT
     assert machine.alone_ttft_s(alone) == ttft_at_rate(client.demand, rate)
     assert client.ttft_s == pytest.approx(ttft_at_rate(client.demand, rate), rel=0.01, abs=EPOCH_S)
@@ -138,6 +156,100 @@ def test_who_gets_no_rate_in_time_gets_slow_down() -> None:
     outcome = simulate([first, late], LINK, a_schedule("equal", AdmissionLimits(9, 9, 9, 0.5)))
     assert outcome.refused == [late]
     assert [client.arrival for client in outcome.clients] == [first]
+
+
+# --- windows that are wrong, and deliveries outside of the pool ---
+
+
+def test_wrong_windows_are_told_and_true_ones_are_computed_with() -> None:
+    true = Arrival(0.0, 57344, 0.07575)
+    for error in (0.25, 4.0):
+        told = replace(true, window_error=error)
+        assert LINK.told_demand(told).compute_window_s == pytest.approx(error * 0.07575)
+        assert LINK.alone_ttft_s(told) == LINK.alone_ttft_s(true)
+    # told four times the window, a quarter of the rate: the GPU waits for what it computes in time
+    slow = simulate([replace(true, window_error=4.0)], LINK, a_schedule("stall_opt"))
+    quick = simulate([true], LINK, a_schedule("stall_opt"))
+    carrying_s = 4 * 32 * true.compute_window_s
+    assert slow.clients[0].ttft_s == pytest.approx(carrying_s + true.compute_window_s, rel=0.01)
+    assert quick.clients[0].ttft_s == pytest.approx(33 * true.compute_window_s, rel=0.01)
+
+
+def test_window_errors_are_within_the_factor_and_the_same_for_the_seed() -> None:
+    arrivals = some_arrivals(500)
+    errors = [one.window_error or 0.0 for one in with_window_errors(arrivals, 3.0, 1)]
+    assert 1 / 3 <= min(errors) < 0.4
+    assert 2.5 < max(errors) <= 3.0
+    assert sum(error > 1 for error in errors) == pytest.approx(250, rel=0.2)
+    assert with_window_errors(arrivals, 3.0, 1) == with_window_errors(arrivals, 3.0, 1)
+    assert with_window_errors(arrivals, 3.0, 1) != with_window_errors(arrivals, 3.0, 2)
+    wider = [one.window_error or 0.0 for one in with_window_errors(arrivals, 9.0, 1)]
+    assert wider == pytest.approx([error**2 for error in errors])
+
+
+def test_feedback_of_exact_windows_changes_next_to_nothing() -> None:
+    arrivals = some_arrivals()
+    told = simulate(arrivals, LINK, a_schedule("stall_dynamic"))
+    untold = simulate(arrivals, LINK, replace(a_schedule("stall_dynamic"), has_feedback=False))
+    with_feedback = measure("", 1.0, arrivals, LINK, told).added_mean_s
+    without = measure("", 1.0, arrivals, LINK, untold).added_mean_s
+    assert with_feedback == pytest.approx(without, rel=0.05)
+
+
+def test_feedback_helps_where_windows_are_wrong() -> None:
+    """A GPU that is slower than was said is not fed ahead of others once it tells."""
+    seed = 0
+    arrivals = with_window_errors(some_arrivals(250, 1.8, seed), 4.0, seed)
+    added_s: dict[bool, float] = {}
+    for has_feedback in (True, False):
+        schedule = replace(
+            a_schedule("stall_dynamic"), has_feedback=has_feedback, fragment_s=FRAGMENT_COARSE_S
+        )
+        outcome = simulate(arrivals, LINK, schedule)
+        added_s[has_feedback] = measure("", 1.0, arrivals, LINK, outcome).added_mean_s
+    assert added_s[True] < added_s[False]
+
+
+def test_a_chunkwise_request_computes_once_all_of_it_is_there() -> None:
+    alone = Arrival(0.0, 14336, 0.0088, is_chunkwise=True)
+    for policy in POLICIES:
+        (client,) = simulate([alone], LINK, a_schedule(policy)).clients
+        expected_s = client.demand.payload_bytes / LINK.alone_bytes_per_s + 32 * 0.0088
+        assert client.ttft_s == pytest.approx(expected_s, rel=0.01)
+        assert LINK.alone_ttft_s(alone) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_deliveries_outside_of_the_pool_take_turns_with_it(policy: PolicyName) -> None:
+    arrivals = without_windows(with_chunkwise(some_arrivals(80), 0.3, 1), 0.3, 1)
+    chunkwise = sum(one.is_chunkwise for one in arrivals)
+    windowless = sum(one.told_window_s is None for one in arrivals)
+    assert chunkwise == pytest.approx(24, abs=12)
+    assert windowless == pytest.approx(24, abs=12)
+    assert any(one.is_pooled for one in arrivals)
+    outcome = simulate(arrivals, LINK, a_schedule(policy))
+    assert len(outcome.clients) == len(arrivals)
+    for client in outcome.clients:
+        assert client.arrived_bytes == client.demand.payload_bytes
+        assert client.ttft_s >= LINK.alone_ttft_s(client.arrival) - 1e-6
+
+
+# --- tenants that differ ---
+
+
+def test_a_tenants_weight_counts_its_stalls_more_and_its_cap_holds() -> None:
+    arrivals = [Arrival(0.0, 57344, 0.07575, tenant) for tenant in ("heavy", "light")]
+    found: dict[str, float] = {}
+    shares = {"heavy": TenantShare(weight=9.0), "light": TenantShare(weight=1.0)}
+    outcome = simulate(arrivals, LINK, replace(a_schedule("equal"), tenants=shares))
+    for client in outcome.clients:
+        found[client.arrival.tenant] = client.ttft_s
+    assert found["heavy"] < 0.3 * found["light"]
+    capped = {"light": TenantShare(cap_gbps=2.0)}
+    outcome = simulate(arrivals, LINK, replace(a_schedule("stall_dynamic"), tenants=capped))
+    (light,) = [client for client in outcome.clients if client.arrival.tenant == "light"]
+    carrying_s = light.demand.payload_bytes / (2.0 * BYTES_PER_GBIT)
+    assert light.ttft_s == pytest.approx(carrying_s + 0.07575, rel=0.02)
 
 
 # --- where requests come from ---
@@ -188,6 +300,22 @@ def test_tenants_have_zipfs_shares_and_fairness_is_measured_between_them() -> No
     assert jain_index([0.0]) == 1.0
 
 
+def test_the_default_rate_offers_seventy_percent_of_the_link(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mix = read_mix(None)
+    rate_per_s = rate_for(mix, 0.7, LINK.alone_bytes_per_s / LINK.token_bytes)
+    arrivals = poisson_arrivals(mix, 5000, rate_per_s, 1)
+    assert offered_utilisation(arrivals, LINK) == pytest.approx(0.7, rel=0.05)
+    assert offered_utilisation([Arrival(0.0, 512, 0.01)], LINK) is None
+    for gbps in ("10", "100"):
+        flags = ["--cap-gbps", "200", "--nic-gbps", gbps, "--requests", "300", "--load", "x0.5,x1"]
+        assert main([*flags, "--policy", "equal", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        offered = [row["offered_utilisation"] for row in rows]
+        assert offered == pytest.approx([0.35, 0.7], rel=0.1)
+
+
 # --- the command ---
 
 
@@ -214,7 +342,52 @@ def test_the_table_names_policy_and_load(
     assert "trace.jsonl, 2 deliveries, 50 Gbps" in shown.out
     assert "stall_dynamic" in shown.out
     assert "equal" not in shown.out
+    assert "No lower bound is stated for arrivals over time" in shown.out
+    assert "offered" in shown.out
     assert "decisions in" in shown.err
+
+
+def test_tenants_that_are_named_have_columns_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--cap-gbps", "50", "--requests", "40", "--tenants", "3", "--policy", "equal"]
+    flags += ["--tenant", "1=0.5:10", "--tenant", "tenant-3=8"]
+    assert main(flags) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "tenant-1, mean ms" in shown
+    assert "tenant-2, mean ms" not in shown
+    assert "tenant-3, mean ms" in shown
+    file = tmp_path / "figures.csv"
+    assert main([*flags, "--json", "--csv", str(file)]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert [one["tenant"] for one in row["tenants"]] == ["tenant-1", "tenant-3"]
+    with file.open() as stream:
+        (written,) = csv.DictReader(stream)
+    for one in row["tenants"]:
+        assert float(written[f"{one['tenant']}_added_mean_s"]) == one["added_mean_s"]
+
+
+@pytest.mark.parametrize("module", ["simulation", "what_if"])
+def test_a_reader_that_leaves_ends_the_command_quietly(tmp_path: Path, module: str) -> None:
+    requests = tmp_path / "requests.csv"
+    rows = "".join(f"r{number},1000,0.01,2\n" for number in range(5000))
+    requests.write_text("name,bytes_per_layer,compute_window_s,num_layers\n" + rows)
+    loads = ",".join(["x1"] * 32)
+    flags = {
+        "simulation": ["--requests", "2", "--load", loads],
+        "what_if": ["--policy", "equal", str(requests)],
+    }
+    command = [sys.executable, "-m", f"objectcache_storage_server.{module}", "--cap-gbps", "50"]
+    with subprocess.Popen(
+        [*command, *flags[module]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(60) == -signal.SIGPIPE
+    assert "Error" not in errors
+    assert "Exception" not in errors
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
@@ -250,6 +423,16 @@ def test_without_matplotlib_the_remedy_is_named_before_anything_runs(
         (["--rate", "0"], "--rate must be"),
         (["--tenants", "0"], "--tenants must be"),
         (["--deliveries-max", "0"], "--deliveries-max must be"),
+        (["--window-error", "0.5"], "--window-error must be from 1"),
+        (["--chunkwise", "1.5"], "--chunkwise must be from 0 to 1"),
+        (["--windowless", "-1"], "--windowless must be from 0 to 1"),
+        (["--tenant", "1=2"], "say how many with --tenants"),
+        (["--tenants", "3", "--tenant", "1"], "--tenant must be like 3=2"),
+        (["--tenants", "3", "--tenant", "4=2"], "--tenants has numbers from 1 to 3"),
+        (["--tenants", "3", "--tenant", "1=heavy"], "the weight must be from 0.001 to 1000"),
+        (["--tenants", "3", "--tenant", "1=2:0"], "the cap must be from 0.001"),
+        (["--tenants", "3", "--tenant", "1=2", "--tenant", "tenant-1=3"], "names tenant-1 twice"),
+        (["--tenants", "3", *["--tenant", "1=2"] * 65], "may be given 64 times"),
         (["--seed", "x"], "--seed"),
         (["--load", "x1,fast"], "--load must be like x0.5,x1,x2"),
         (["--load", "x0"], "--load must be like"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.demand import Demand
 
 TOKEN_LAYER_BYTES = 4096  # Llama 3.1 8B, keys and values
 NUM_LAYERS = 32
-BYTES_PER_S_PER_GBPS = 1e9 / 8
 MARGIN_GBPS = 5.0
 LINK_GBPS = 100.0
 POLICIES = ("equal", "kv_prop", "bw_prop", "stall_opt", "calibrated_stall_opt")
@@ -26,7 +26,7 @@ class Workload(NamedTuple):
 
     @property
     def cap_bytes_per_s(self) -> float:
-        return self.cap_gbps * BYTES_PER_S_PER_GBPS
+        return self.cap_gbps * BYTES_PER_GBIT
 
 
 # Table A8: context and hit rate; cached tokens, and milliseconds that a layer computes.

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from objectcache.calibration.calibrate import (
-    BYTES_PER_S_PER_GBPS,
     RATE_FACTORS,
     Calibration,
     Curve,
@@ -35,17 +34,20 @@ from objectcache.calibration.geometry import (
 )
 from objectcache.calibration.knee import (
     TOLERANCE,
-    Knee,
     Reading,
     Sample,
-    find_knee,
+    find_stall_knee,
+    find_ttft_knee,
     margin_bytes_per_s,
+    plateau_rate,
     stalling,
 )
 from objectcache.calibration.report import bar, document, report
 from objectcache.calibration.threshold import ModeReading, Threshold, find_threshold
+from objectcache.cli.admin.amounts import gbps_text
 from objectcache.cli.calibrate import default_credentials, geometries_of, scale_of, settings_of
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from tests.unit.test_compute_profiles import TABLE_A8
 
 LAYER_BYTES, WINDOW_S, LAYERS = 1_000_000, 0.01, 32
@@ -71,7 +73,7 @@ def curve(
 
 @given(st.floats(0.0, 0.005), st.booleans())
 def test_the_knee_is_where_layers_begin_to_be_late(layer_delay_s: float, at_once: bool) -> None:
-    knee = find_knee(curve(layer_delay_s, at_once=at_once))
+    knee = find_stall_knee(curve(layer_delay_s, at_once=at_once))
     true_rate = LAYER_BYTES / (WINDOW_S - layer_delay_s)
     assert knee.rate_bytes_per_s == pytest.approx(true_rate, rel=0.13)  # rates lie 10 to 33 % apart
     assert knee.remark == ""
@@ -86,20 +88,20 @@ def test_the_first_layers_transfer_is_no_stall() -> None:
 
 
 def test_a_curve_that_is_flat_has_no_knee() -> None:
-    knee = find_knee(curve(factors=(1.5, 2.0, 2.5, math.inf)))
+    knee = find_stall_knee(curve(factors=(1.5, 2.0, 2.5, math.inf)))
     assert knee.rate_bytes_per_s is None
     assert knee.remark.startswith("flat")
 
 
 def test_a_curve_that_falls_to_its_end_has_no_knee() -> None:
-    knee = find_knee(curve(factors=(0.1, 0.2, 0.3, math.inf)))
+    knee = find_stall_knee(curve(factors=(0.1, 0.2, 0.3, math.inf)))
     assert knee.rate_bytes_per_s is None
     assert knee.remark.startswith("no knee")
 
 
 def test_the_order_of_readings_does_not_matter() -> None:
     readings = curve(0.002)
-    assert find_knee(readings[::-1]) == find_knee(readings)
+    assert find_stall_knee(readings[::-1]) == find_stall_knee(readings)
 
 
 @given(st.integers(0, 2**32))
@@ -110,7 +112,7 @@ def test_disturbances_of_single_deliveries_do_not_move_the_knee(seed: int) -> No
         (quiet,) = reading.samples
         disturbed = Sample(quiet.ttft_s * rng.uniform(1.0, 1.5), quiet.first_layer_s)
         noisy.append(Reading(reading.rate_bytes_per_s, (disturbed, quiet)))
-    assert find_knee(noisy).rate_bytes_per_s == find_knee(curve(0.002)).rate_bytes_per_s
+    assert find_stall_knee(noisy).rate_bytes_per_s == find_stall_knee(curve(0.002)).rate_bytes_per_s
 
 
 def test_repetitions_far_apart_are_remarked() -> None:
@@ -118,23 +120,58 @@ def test_repetitions_far_apart_are_remarked() -> None:
         Reading(reading.rate_bytes_per_s, (*reading.samples, Sample(reading.ttft_s * 1.2, 0.0)))
         for reading in curve(0.002)
     ]
-    knee = find_knee(noisy)
+    knee = find_stall_knee(noisy)
     assert knee.rate_bytes_per_s is not None
     assert knee.remark == "noisy: repetitions lie 20 % apart"
 
 
 def test_a_wider_tolerance_finds_a_lower_knee() -> None:
-    strict, lenient = (find_knee(curve(), part).rate_bytes_per_s for part in (TOLERANCE, 0.2))
+    strict, lenient = (find_stall_knee(curve(), part).rate_bytes_per_s for part in (TOLERANCE, 0.2))
     assert strict is not None
     assert lenient is not None
     assert lenient < strict
 
 
-def test_the_margin_is_the_most_that_any_geometry_needs() -> None:
-    knees = [(Knee(120.0), 100.0), (Knee(1030.0), 1000.0), (Knee(None, "flat"), 1.0)]
-    assert margin_bytes_per_s(knees) == 30.0
-    assert margin_bytes_per_s([(Knee(90.0), 100.0)]) == 0.0
-    assert margin_bytes_per_s([(Knee(None, "flat"), 1.0)]) is None
+def test_the_knee_of_ttft_counts_the_first_layer_and_the_stall_knee_does_not() -> None:
+    ttft, stall = find_ttft_knee(curve()), find_stall_knee(curve())
+    # s/r = 2 % of the best, 32 windows
+    assert ttft.rate_bytes_per_s == pytest.approx(GEOMETRY.zero_stall_rate / 0.64, rel=0.1)
+    assert stall.rate_bytes_per_s == pytest.approx(GEOMETRY.zero_stall_rate, rel=0.1)
+    fast = (10.0, 20.0, math.inf)
+    assert find_ttft_knee(curve(factors=fast)).remark.startswith("flat: TTFT")
+    assert find_ttft_knee(curve(factors=(0.1, 0.2, math.inf))).remark.startswith("no knee: TTFT")
+
+
+def plateau_factor(readings: Sequence[Reading]) -> float | None:
+    rate = plateau_rate(readings, GEOMETRY.zero_stall_rate)
+    return None if rate is None else rate / GEOMETRY.zero_stall_rate
+
+
+def test_a_knee_at_the_zero_stall_rate_takes_the_next_rate_that_was_measured_above_it() -> None:
+    assert plateau_factor(curve()) == pytest.approx(1.05)
+    assert plateau_factor(curve(factors=(0.5, 1.0, 1.4, 2.0, math.inf))) == pytest.approx(1.4)
+
+
+@given(st.floats(0.0, 0.005))
+def test_a_plateau_was_measured_above_the_knee_and_the_zero_stall_rate(delay_s: float) -> None:
+    factor = plateau_factor(curve(delay_s))
+    knee = find_stall_knee(curve(delay_s)).rate_bytes_per_s
+    assert factor is not None
+    assert knee is not None
+    assert any(factor == pytest.approx(measured) for measured in RATE_FACTORS)
+    assert factor > 1.0
+    assert factor * GEOMETRY.zero_stall_rate >= knee * (1 - 1e-9)
+
+
+def test_a_curve_without_a_knee_within_the_sweep_has_no_plateau() -> None:
+    assert plateau_factor(curve(factors=(1.5, 2.0, math.inf))) is None  # flat
+    assert plateau_factor(curve(factors=(0.2, 0.3, math.inf))) is None  # steep
+    assert plateau_factor(curve(factors=(0.5, 0.9, 1.0, math.inf))) is None  # nothing above r*
+
+
+def test_the_margin_is_the_most_that_any_geometry_needs_and_never_0() -> None:
+    assert margin_bytes_per_s([(120.0, 100.0), (1030.0, 1000.0), (None, 1.0)]) == 30.0
+    assert margin_bytes_per_s([(None, 1.0)]) is None
 
 
 def modes(*gains: float) -> list[ModeReading]:
@@ -277,8 +314,8 @@ def test_an_emulated_gpu_waits_for_layers_and_computes_each_in_turn() -> None:
 
 CALIBRATION = Calibration(
     (
-        Curve(GEOMETRY, tuple(curve(0.002)), find_knee(curve(0.002))),
-        Curve(GEOMETRY, tuple(curve(factors=(2.0, math.inf))), Knee(None, "flat: & <so>")),
+        Curve(GEOMETRY, tuple(curve(0.002))),
+        Curve(GEOMETRY, tuple(curve(factors=(2.0, math.inf)))),
     ),
     tuple(modes(0.0, 0.02)),
     Threshold(2 << 20, ""),
@@ -287,7 +324,7 @@ CALIBRATION = Calibration(
 
 def test_what_is_proposed_can_be_written_to_the_schedule() -> None:
     changes = CALIBRATION.changes
-    assert changes.margin_gbps == pytest.approx(25e6 / BYTES_PER_S_PER_GBPS, rel=0.25)
+    assert changes.margin_gbps == pytest.approx(25e6 / BYTES_PER_GBIT, rel=0.01)
     assert changes.layerwise_threshold_bytes == 2 << 20
     assert changes.policy is None
     nothing = Calibration(CALIBRATION.curves[1:], (), Threshold(None, "none"))
@@ -295,8 +332,24 @@ def test_what_is_proposed_can_be_written_to_the_schedule() -> None:
     assert nothing.changes.layerwise_threshold_bytes is None
 
 
+def test_the_margin_is_proposed_for_real_sizes_and_shown_for_both() -> None:
+    scaled = Calibration(CALIBRATION.curves, (), Threshold(None, "none"), scale=32)
+    measured = CALIBRATION.margin_gbps
+    assert measured is not None
+    assert measured == CALIBRATION.measured_margin_gbps
+    assert scaled.measured_margin_gbps == measured
+    assert scaled.changes.margin_gbps == pytest.approx(32 * measured)
+    content = document(scaled, is_applied=False)
+    assert (content["scale"], content["measured_margin_gbps"]) == (32, measured)
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(*report(scaled), sep="\n")
+    text = console.export_text()
+    assert f"margin: {gbps_text(32 * measured)} for real sizes" in text
+    assert f"({gbps_text(measured)} as measured, times the scale of 32)" in text
+
+
 def test_the_report_shows_every_rate_the_knees_and_what_is_proposed() -> None:
-    console = Console(width=100, record=True, file=io.StringIO())
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(*report(CALIBRATION), sep="\n")
     text = console.export_text()
     for shown in (
@@ -305,6 +358,10 @@ def test_the_report_shows_every_rate_the_knees_and_what_is_proposed() -> None:
         "flat",
         "1.25",
         "margin: ",
+        "knee of TTFT: ",
+        "knee without the first layer's own transfer: ",
+        "in 1 of 2 geometries",
+        "It goes by the knee without the first layer's own transfer",
     ):
         assert shown in text
     assert "threshold: layerwise from 2.0 MiB up" in text
@@ -319,7 +376,8 @@ def test_the_document_says_no_bound_as_null() -> None:
     content = msgspec.json.decode(msgspec.json.encode(document(CALIBRATION, is_applied=True)))
     assert content["applied"] is True
     assert content["curves"][0]["readings"][-1]["rate_bytes_per_s"] is None
-    assert content["curves"][1]["knee_bytes_per_s"] is None
+    assert content["curves"][1]["stall_knee_bytes_per_s"] is None
+    assert content["curves"][0]["ttft_knee_bytes_per_s"] is not None
     assert content["margin_gbps"] == CALIBRATION.margin_gbps
 
 

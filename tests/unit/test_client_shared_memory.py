@@ -22,7 +22,7 @@ from objectcache import (
 from objectcache.kv_bucket import KvBucket
 from objectcache.memory.landing import Landing
 from objectcache.memory.memory_file import FILE_BYTES_MIN, MemoryFile, file_bytes_for
-from objectcache.memory.target_pool import TargetPool
+from objectcache.memory.target_pool import REGIONS_MAX, TargetPool
 from objectcache.memory.target_session import FrameParser
 from objectcache_schemas.errors import Busy, WireError
 from objectcache_schemas.frames import FrameError
@@ -323,6 +323,16 @@ def test_a_pool_over_its_bound_lets_free_regions_go_and_then_is_busy() -> None:
     del second.array
     assert len(pool.lease(2 * MIB - 1, 0).array) == 2 * MIB
     assert len(third.array) == 2 * MIB
+
+
+def test_a_pool_with_as_many_regions_as_it_may_have_names_their_number_not_their_bytes() -> None:
+    pool = TargetPool(1 << 40)
+    held = [quiet_lease(pool, 1) for _ in range(REGIONS_MAX)]
+    with pytest.raises(Busy, match=f"memory for {REGIONS_MAX} deliveries at once") as caught:
+        pool.lease(1, 0)
+    assert "target_bytes_max" not in caught.value.message
+    del held[0].array
+    assert pool.lease(1, 0).array is not None
 
 
 def test_a_small_delivery_does_not_take_a_large_region() -> None:

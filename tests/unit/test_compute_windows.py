@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.messages import WindowSource
-from objectcache_storage_server.scheduling.compute_windows import Window, WindowFinder
+from objectcache_storage_server.scheduling.compute_windows import Window, WindowFinder, shape_of
 from objectcache_storage_server.scheduling.learned_windows import (
     OUTLIER_FACTOR,
     SHAPES_MAX,
@@ -45,7 +45,7 @@ def find(finder: WindowFinder, descriptor: Descriptor, fingerprint: str = "") ->
 
 def learn(finder: WindowFinder, descriptor: Descriptor, compute_s: float, count: int) -> None:
     for _ in range(count):
-        finder.learn(descriptor, BUCKET, MINE, CHUNKS, compute_s)
+        finder.learn(MINE, shape_of(descriptor, BUCKET, CHUNKS), compute_s)
 
 
 def test_the_descriptors_window_counts_before_all_others(finder: WindowFinder) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.due_times import (
     ORDERS_MAX,
@@ -23,14 +24,13 @@ from objectcache_storage_server.scheduling.lower_bound import least_delay_sum
 from objectcache_storage_server.scheduling.overlap import stall_at_rate
 from objectcache_storage_server.scheduling.policies import assigned_rates
 from tests.unit.paper_tables import (
-    BYTES_PER_S_PER_GBPS,
     COMPUTE_WINDOWS,
     MARGIN_GBPS,
     WORKLOADS,
     demand,
 )
 
-CAP = 50.0 * BYTES_PER_S_PER_GBPS
+CAP = 50.0 * BYTES_PER_GBIT
 MIX_SEEDS = range(60)
 
 
@@ -163,7 +163,7 @@ def test_the_plan_of_the_papers_workloads_is_near_the_optimum(workload: str) -> 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_the_plan_delays_far_less_than_calibrated_rates(workload: str) -> None:
     shared = WORKLOADS[workload]
-    cap, margin = shared.cap_bytes_per_s, MARGIN_GBPS * BYTES_PER_S_PER_GBPS
+    cap, margin = shared.cap_bytes_per_s, MARGIN_GBPS * BYTES_PER_GBIT
     rates = assigned_rates("calibrated_stall_opt", shared.demands, cap, margin)
     calibrated_s = sum(map(stall_at_rate, shared.demands, rates))
     assert delay_sum(shared.demands, cap) <= 0.6 * calibrated_s
@@ -176,7 +176,7 @@ def test_the_plans_of_random_mixes_are_near_the_optimum() -> None:
         chooser = random.Random(seed)
         names = chooser.choices(list(COMPUTE_WINDOWS), k=chooser.randint(2, 6))
         demands = [demand(name) for name in names]
-        cap = chooser.uniform(5, 60) * BYTES_PER_S_PER_GBPS
+        cap = chooser.uniform(5, 60) * BYTES_PER_GBIT
         bounds = least_delay_sum(demands, cap, gap=0.03, nodes_max=150)
         ratios.append(delay_sum(demands, cap) / bounds.lower_s)
     near = sum(ratio <= 1.1 for ratio in ratios) / len(ratios)

@@ -58,7 +58,7 @@ def test_rates_and_margin_are_scaled_and_times_are_not() -> None:
     assert FACTORS[-1] == math.inf
     assert (rows[-1].rate_gbps, rows[-1].of_zero_stall) == (None, None)
     assert rows[0].increase_percent == pytest.approx(1000.0)
-    assert rows[0].knee_gbps == pytest.approx(rows[0].zero_stall_gbps, rel=0.03)
+    assert rows[0].stall_knee_gbps == pytest.approx(rows[0].zero_stall_gbps, rel=0.03)
 
 
 def test_only_namespaces_of_processes_that_are_gone_are_stale() -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.due_times import PLANNED_MAX
-from objectcache_storage_server.scheduling.flow import Flow
-from objectcache_storage_server.scheduling.lanes import FairLane, Lane, RateLane
+from objectcache_storage_server.scheduling.flow import FLOW_CATCH_UP_S, Flow
+from objectcache_storage_server.scheduling.lanes import FairLane, Lane
 from objectcache_storage_server.scheduling.line import Line
+from objectcache_storage_server.scheduling.rate_lane import RateLane
+from objectcache_storage_server.scheduling.sides import Sides
 from objectcache_storage_server.scheduling.urgent_lane import UrgentLane
 from tests.scheduled_jobs import Job
 
@@ -77,7 +79,7 @@ def test_a_line_does_not_grow_with_the_times_an_item_moves_nor_keep_it_alive() -
 
 # --- every lane ---
 
-LANES = [FairLane, RateLane, lambda: UrgentLane(lambda now_s: 1e6)]
+LANES = [FairLane, lambda: RateLane(Sides()), lambda: UrgentLane(lambda now_s: 1e6)]
 
 
 @pytest.mark.parametrize("make", LANES)
@@ -86,7 +88,7 @@ def test_who_sleeps_is_not_chosen_until_it_is_woken(make: type[FairLane[Job]]) -
     flow = a_flow(rate=1e6)
     lane.add(flow, 0.0)
     assert lane.choose(0.0) is flow
-    lane.sleep(flow)
+    lane.sleep(flow, 0.0)
     assert lane.choose(0.0) is None
     assert lane.wake_at_s == math.inf
     lane.wake(flow, 0.0)
@@ -111,16 +113,15 @@ def test_who_was_discarded_is_not_chosen_whatever_it_was_doing(make: type[FairLa
     flows = [a_flow(rate=1e6, tenant="t") for _ in range(4)]
     for flow in flows:
         lane.add(flow, 0.0)
-    for stop in (lane.sleep, lambda flow: lane.park(flow, 1.0), lambda flow: lane.hold(flow, 1.0)):
+    for stop in (lane.sleep, lane.park, lane.hold):
         chosen = lane.choose(0.0)
         assert chosen is not None
-        stop(chosen)
+        stop(chosen, 1.0)
     for flow in flows:
         lane.discard(flow)
         lane.wake(flow, 0.0)
     assert lane.choose(5.0) is None
     assert lane.wake_at_s == math.inf
-    assert lane.weight == 0.0
 
 
 @pytest.mark.parametrize("make", LANES)
@@ -143,7 +144,7 @@ def test_of_those_held_for_a_tenant_one_is_let_go_at_a_time(make: type[FairLane[
     second = lane.choose(2.0)
     assert second is not None
     assert second is not first
-    lane.sleep(second)  # it has nothing to send: the next one may go at once
+    lane.sleep(second, 2.0)  # it has nothing to send: the next one may go at once
     third = lane.choose(2.0)
     assert third is not None
     assert third not in (second,)
@@ -166,7 +167,7 @@ def test_a_tenants_fair_weight_is_shared_by_its_flows() -> None:
 
 
 def test_of_flows_with_rates_the_one_that_waits_longest_goes_first() -> None:
-    lane: RateLane[Job] = RateLane()
+    lane: RateLane[Job] = RateLane(Sides())
     slow, fast = a_flow(rate=100.0), a_flow(rate=400.0)
     lane.add(slow, 0.0)
     lane.add(fast, 0.0)
@@ -174,6 +175,38 @@ def test_of_flows_with_rates_the_one_that_waits_longest_goes_first() -> None:
     assert [send(lane, 0.0, 100) for _ in range(5)].count(fast) == 4
     lane.discard(slow)
     assert lane.rate_bytes_per_s == 400.0
+
+
+def test_flows_that_sleep_for_long_are_not_counted_until_they_wake() -> None:
+    sides = Sides()
+    sides.change({"long": 100.0, "short": 200.0, "awake": 400.0})
+    lane: RateLane[Job] = RateLane(sides)
+    long, short, awake = (
+        a_flow(rate=rate, tenant=tenant)
+        for tenant, rate in (("long", 100.0), ("short", 200.0), ("awake", 400.0))
+    )
+    for flow in (long, short, awake):
+        sides.add(flow.demand.tenant, pooled=True)
+        lane.add(flow, 0.0)
+    assert lane.idle_at_s == math.inf
+    lane.sleep(long, 1.0)
+    lane.sleep(short, 1.1)
+    lane.leave_out_idle(1.0)
+    assert (lane.rate_bytes_per_s, sides.pool_weight) == (700.0, 700.0)
+    assert lane.idle_at_s == 1.0 + FLOW_CATCH_UP_S
+    lane.leave_out_idle(1.0 + FLOW_CATCH_UP_S)
+    assert (lane.rate_bytes_per_s, sides.pool_weight) == (600.0, 600.0)
+    assert lane.not_idle() == [short, awake]
+    assert lane.idle_at_s == 1.1 + FLOW_CATCH_UP_S
+    lane.wake(short, 2.0)
+    assert lane.idle_at_s == math.inf
+    lane.wake(long, 2.0)
+    assert (lane.rate_bytes_per_s, sides.pool_weight) == (700.0, 700.0)
+    lane.sleep(long, 3.0)
+    lane.leave_out_idle(4.0)
+    lane.discard(long)
+    sides.discard("long", pooled=True)
+    assert (lane.rate_bytes_per_s, sides.pool_weight) == (600.0, 600.0)
 
 
 def test_the_urgent_lane_serves_the_earliest_due_layer_of_its_plan() -> None:

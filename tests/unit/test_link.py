@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from objectcache_storage_server.scheduling.link import Pace, RateMeter
+from objectcache_storage_server.scheduling.link import Pace, RateMeter, TenantPaces
 
 
 def test_a_pace_sends_at_its_rate() -> None:
@@ -53,6 +53,29 @@ def test_a_pace_without_a_rate_owes_nothing_when_it_gets_one() -> None:
     assert pace.next_at_s == 1.0
     pace.change(math.inf, 2.0)
     assert pace.next_at_s == 2.0
+
+
+def test_a_tenant_whose_cap_stays_keeps_what_it_owes_and_may_catch_up() -> None:
+    paces = TenantPaces(0.5)
+    paces.change({"owing": 100.0, "late": 100.0}, 0.0)
+    paces.charge("owing", 200, 0.0)
+    paces.change({"owing": 100.0, "late": 100.0, "other": 1.0}, 1.0)
+    assert paces.next_at_s("owing") == 2.0
+    paces.charge("late", 10, 1.0)
+    assert paces.next_at_s("late") == pytest.approx(0.6)
+    assert paces.next_at_s("other") == 1.0
+
+
+def test_a_tenant_whose_cap_changes_owes_the_same_bytes_and_without_one_nothing() -> None:
+    paces = TenantPaces(0.5)
+    paces.change({"a": 100.0, "b": 100.0}, 0.0)
+    for tenant in "ab":
+        paces.charge(tenant, 200, 0.0)
+    paces.change({"a": 400.0}, 1.0)  # 100 bytes are left
+    assert paces.next_at_s("a") == pytest.approx(1.25)
+    assert paces.next_at_s("b") == -math.inf
+    paces.charge("b", 10**9, 1.0)
+    assert paces.next_at_s("b") == -math.inf
 
 
 def test_the_meter_tells_the_last_second() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lower_bound import least_delay_sum
 from objectcache_storage_server.scheduling.overlap import (
@@ -17,7 +18,7 @@ from objectcache_storage_server.scheduling.overlap import (
     ttft_of_arrivals,
 )
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
-from tests.unit.paper_tables import BYTES_PER_S_PER_GBPS, LINK_GBPS, WORKLOADS
+from tests.unit.paper_tables import LINK_GBPS, WORKLOADS
 
 ROUNDING_S = 1e-6
 CAP = 1e9
@@ -43,9 +44,7 @@ def test_the_bounds_of_the_papers_workloads_enclose_the_known_optimum(
 ) -> None:
     shared = WORKLOADS[workload]
     bounds = least_delay_sum(shared.demands, shared.cap_bytes_per_s)
-    alone_s = sum(
-        stall_at_rate(demand, LINK_GBPS * BYTES_PER_S_PER_GBPS) for demand in shared.demands
-    )
+    alone_s = sum(stall_at_rate(demand, LINK_GBPS * BYTES_PER_GBIT) for demand in shared.demands)
     assert (bounds.lower_s - alone_s) * 1e3 >= least_ms
     assert (bounds.lower_s - alone_s) * 1e3 <= optimum_ms
     assert (bounds.upper_s - alone_s) * 1e3 >= optimum_ms - 0.1

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.overlap import (
     added_ttft,
@@ -15,7 +16,7 @@ from objectcache_storage_server.scheduling.overlap import (
     ttft_of_arrivals,
 )
 from objectcache_storage_server.scheduling.policies import assigned_rates
-from tests.unit.paper_tables import BYTES_PER_S_PER_GBPS, LINK_GBPS, MARGIN_GBPS, WORKLOADS
+from tests.unit.paper_tables import LINK_GBPS, MARGIN_GBPS, WORKLOADS
 
 DEMANDS = st.builds(
     Demand,
@@ -45,10 +46,10 @@ def test_the_added_ttft_of_the_papers_workloads_is_what_the_design_states(
 ) -> None:
     shared = WORKLOADS[workload]
     rates = assigned_rates(
-        policy, shared.demands, shared.cap_bytes_per_s, MARGIN_GBPS * BYTES_PER_S_PER_GBPS
+        policy, shared.demands, shared.cap_bytes_per_s, MARGIN_GBPS * BYTES_PER_GBIT
     )
     added_s = sum(
-        added_ttft(demand, ttft_at_rate(demand, rate), LINK_GBPS * BYTES_PER_S_PER_GBPS)
+        added_ttft(demand, ttft_at_rate(demand, rate), LINK_GBPS * BYTES_PER_GBIT)
         for demand, rate in zip(shared.demands, rates, strict=True)
     )
     assert added_s * 1e3 == pytest.approx(added_ms, abs=0.5)

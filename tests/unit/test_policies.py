@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
-from tests.unit.paper_tables import BYTES_PER_S_PER_GBPS, MARGIN_GBPS, POLICIES, WORKLOADS
+from tests.unit.paper_tables import MARGIN_GBPS, POLICIES, WORKLOADS
 
 ROUNDING = 1 + 1e-9
 DEMANDS = st.lists(
@@ -38,11 +39,11 @@ policies = pytest.mark.parametrize("policy", RATE_POLICIES)
 def test_the_rates_are_those_of_table_a9(workload: str, policy: str) -> None:
     shared = WORKLOADS[workload]
     rates = assigned_rates(
-        policy, shared.demands, shared.cap_bytes_per_s, MARGIN_GBPS * BYTES_PER_S_PER_GBPS
+        policy, shared.demands, shared.cap_bytes_per_s, MARGIN_GBPS * BYTES_PER_GBIT
     )
     column = POLICIES.index(policy)
     expected = [row[column] for row in shared.allocations_gbps.values()]
-    assert [rate / BYTES_PER_S_PER_GBPS for rate in rates] == pytest.approx(expected, abs=0.02)
+    assert [rate / BYTES_PER_GBIT for rate in rates] == pytest.approx(expected, abs=0.02)
 
 
 def test_table_a9_has_seventy_allocations() -> None:
@@ -197,3 +198,27 @@ def test_what_rounding_would_take_from_the_smallest_share_it_keeps() -> None:
     demands = [Demand(10**9, None, 80, 1000.0, tenant="a"), Demand(1, None, 1, 0.001, tenant="b")]
     rates = assigned_rates("kv_prop", demands, 1e3, tenant_caps={"a": 1e3 * (1 - 2**-53)})
     assert rates[1] > 0
+
+
+@pytest.mark.parametrize("policy", RATE_POLICIES)
+@pytest.mark.parametrize("tenant_caps", [{}, {"a": 1e9, "b": 3e8}])
+def test_many_demands_get_the_rates_that_few_would_by_lists(
+    policy: str, tenant_caps: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chooser = random.Random(7)
+    demands = [
+        Demand(
+            chooser.randint(1, 10**8),
+            chooser.choice([None, chooser.uniform(0.001, 0.1)]),
+            chooser.randint(1, 80),
+            chooser.uniform(0.1, 10),
+            chooser.choice("abc"),
+        )
+        for _ in range(500)
+    ]
+    for cap in (1e6, 1e9, 1e10, 1e13, math.inf):
+        arrays = assigned_rates(policy, demands, cap, 1e6, tenant_caps)
+        with monkeypatch.context() as patched:
+            patched.setattr(f"{assigned_rates.__module__}.ARRAYS_MIN", len(demands))
+            assert arrays == pytest.approx(assigned_rates(policy, demands, cap, 1e6, tenant_caps))
+        assert all(type(rate) is float for rate in arrays)

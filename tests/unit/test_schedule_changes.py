@@ -185,6 +185,12 @@ def test_a_file_that_cannot_be_read_stops_the_start(settings: Settings) -> None:
         ScheduleBook(settings)
 
 
+def test_a_pipe_in_its_place_is_refused_and_not_waited_for(settings: Settings) -> None:
+    os.mkfifo(settings.schedule_file)
+    with pytest.raises(InvalidRequest, match="it is no ordinary file; mend that, or delete"):
+        ScheduleBook(settings)
+
+
 def in_a_child_that_dies(action: Callable[[], object], before: str) -> None:
     """Run `action` in another process that ends, as by a kill, when it first calls `os.before`."""
     child = os.fork()

@@ -9,14 +9,15 @@ import pytest
 
 from objectcache_schemas.schedule import PolicyName, TenantShare
 from objectcache_storage_server.scheduling.demand import Demand
+from objectcache_storage_server.scheduling.flow import FLOW_CATCH_UP_S
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import (
     BYTES_PER_GBIT,
-    FAIR_FLOOR,
     Grant,
     Scheduler,
     Wait,
 )
+from objectcache_storage_server.scheduling.sides import FAIR_FLOOR
 from tests.scheduled_jobs import Job, busiest_window_bytes, run
 from tests.schedules import a_configuration
 from tests.unit.paper_tables import WORKLOADS
@@ -253,6 +254,106 @@ def test_a_delivery_cancelled_while_it_waits_begins_never() -> None:
     assert (waiting.rates, waiting.sent) == ([], [])
 
 
+def test_an_epoch_does_not_wait_for_a_long_fragment_on_the_link() -> None:
+    scheduler = a_scheduler("equal", 0.01)
+    whole = Job(Demand(1 << 20, None, 2), 1 << 20)  # 0.8 s each
+    scheduler.add(whole, whole.demand, 0.0, pooled=False)
+    assert isinstance(scheduler.next(0.0), Grant)
+    newcomer = begin(scheduler, Demand(1 << 16, 0.1, 2))
+    assert scheduler.next(0.0) == Wait(EPOCH_S)
+    run(scheduler, 0.0, 0.1)
+    assert newcomer.rates == [pytest.approx(0.01 / 2 * BYTES_PER_GBIT)]
+    assert newcomer.sent == []
+
+
+# --- those that sleep ---
+
+
+def asleep(scheduler: Scheduler[Job]) -> tuple[Job, float]:
+    """A delivery whose client takes a few fragments and no more; since when."""
+    job = begin(scheduler, Demand(1 << 18, 0.001, 64))
+    job.room = 3
+    run(scheduler, 0.0, 0.1)
+    flow = scheduler.flow(job)
+    assert flow is not None
+    assert flow.asleep_since_s is not None
+    return job, flow.asleep_since_s
+
+
+@pytest.mark.parametrize("policy", RATE_POLICIES)
+def test_the_rate_of_who_sleeps_for_long_is_free_for_newcomers(policy: PolicyName) -> None:
+    scheduler = a_scheduler(policy, 0.1)
+    slow, since_s = asleep(scheduler)
+    newcomer = begin(scheduler, Demand(1 << 18, 0.001, 64), 0.1)
+    run(scheduler, 0.1, since_s + FLOW_CATCH_UP_S - 0.001)
+    assert newcomer.rates == []
+    run(scheduler, since_s + FLOW_CATCH_UP_S - 0.001)
+    assert_all_sent(newcomer)
+    assert newcomer.rates == slow.rates
+    assert newcomer.first_s == pytest.approx(since_s + FLOW_CATCH_UP_S, abs=EPOCH_S)
+
+
+def test_newcomers_are_not_compared_with_who_sleeps_for_long() -> None:
+    """A fifteenth for each of three is half of an eighth, but not of a seventh: one has it all."""
+    cap = 0.1 * BYTES_PER_GBIT
+    scheduler = a_scheduler("equal", 0.1)
+    for _ in range(4):
+        begin(scheduler, Demand(1 << 18, 0.001, 64))
+    slow, since_s = asleep(scheduler)
+    assert slow.rates == [pytest.approx(cap / 5)]
+    coming_s = since_s + FLOW_CATCH_UP_S
+    newcomers = [begin(scheduler, Demand(1 << 18, 0.001, 64), coming_s) for _ in range(3)]
+    run(scheduler, coming_s, coming_s + 3 * EPOCH_S)
+    assert [job.rates for job in newcomers] == [[pytest.approx(cap / 5)], [], []]
+
+
+def test_who_sleeps_a_little_again_and_again_keeps_its_rate() -> None:
+    scheduler = a_scheduler("equal", 0.1)
+    slow, since_s = asleep(scheduler)
+    newcomer = begin(scheduler, Demand(1 << 18, 0.1, 8), 0.1)
+    now_s = 0.1
+    for turn in range(1, 8):
+        now_s = run(scheduler, now_s, since_s + 0.9 * turn * FLOW_CATCH_UP_S)
+        slow.room += 1
+        scheduler.wake(slow, now_s)
+    assert newcomer.rates == []
+
+
+def test_who_wakes_has_its_rate_again_and_the_sum_stays_within_the_cap() -> None:
+    cap = 0.1 * BYTES_PER_GBIT
+    scheduler = a_scheduler("equal", 0.1)
+    slow, _ = asleep(scheduler)
+    newcomer = begin(scheduler, Demand(1 << 18, 0.1, 200), 0.1)
+    run(scheduler, 0.1, 1.0)
+    slow.room = math.inf
+    scheduler.wake(slow, 1.0)
+    late = begin(scheduler, Demand(1 << 16, 0.1, 2), 1.0)
+    run(scheduler, 1.0, 1.6)  # it has caught up
+    before_bytes = slow.taken_bytes
+    run(scheduler, 1.6, 2.2)
+    assert slow.taken_bytes - before_bytes == pytest.approx(0.6 * cap / 2, rel=0.05)
+    assert late.rates == []  # nothing is free any more
+    run(scheduler, 2.2)
+    assert_all_sent(slow, newcomer, late)
+    assert slow.rates == newcomer.rates == [pytest.approx(cap)]
+    assert busiest_window_bytes([slow, newcomer, late], 0.2) <= 1.02 * 0.2 * cap
+
+
+def test_of_rates_that_are_assigned_anew_who_sleeps_takes_nothing_from_the_others() -> None:
+    scheduler = a_scheduler("equal", 0.1)
+    cap = 0.1 * BYTES_PER_GBIT
+    slow, _ = asleep(scheduler)
+    awake = begin(scheduler, Demand(1 << 18, 0.1, 64), 0.1)
+    run(scheduler, 0.1, 0.5)
+    scheduler.configure(a_configuration("kv_prop", 0.2, epoch_s=EPOCH_S), 0.5)
+    assert awake.rates == [pytest.approx(cap), pytest.approx(2 * cap)]
+    assert slow.rates == [pytest.approx(cap), pytest.approx(cap)]
+    slow.room = math.inf
+    scheduler.wake(slow, 0.6)
+    run(scheduler, 0.6)
+    assert_all_sent(slow, awake)
+
+
 # --- the others ---
 
 
@@ -330,6 +431,19 @@ def test_a_tenants_cap_holds_and_the_others_take_what_it_leaves(policy: PolicyNa
     assert free.achieved_bytes_per_s >= 0.85 * BYTES_PER_GBIT
 
 
+def test_a_change_of_something_else_forgives_a_tenant_nothing() -> None:
+    small = TenantShare(cap_gbps=0.01)
+    scheduler = a_scheduler("stall_dynamic", 1.0, small=small)
+    job = begin(scheduler, Demand(1 << 20, 0.001, 16, tenant="small"))
+    now_s = 0.0
+    for turn in range(100):
+        now_s = run(scheduler, now_s, turn * 0.01)
+        scheduler.configure(
+            a_configuration("stall_dynamic", 1.0 + turn, tenants={"small": small}), now_s
+        )
+    assert job.taken_bytes <= 0.01 * BYTES_PER_GBIT * now_s + 2 * job.fragment_bytes
+
+
 def test_a_tenants_weight_is_its_share() -> None:
     scheduler = a_scheduler("equal", 1.0, heavy=TenantShare(weight=3.0))
     heavy = begin(scheduler, Demand(1 << 18, 0.1, 8, tenant="heavy"))
@@ -350,6 +464,137 @@ def test_a_heavier_tenants_stalls_are_avoided_first() -> None:
     assert last_of(100.0) < 0.75 * last_of(1.0)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_many_deliveries_of_one_tenant_weigh_no_more_than_one_of_another(
+    policy: PolicyName,
+) -> None:
+    scheduler = a_scheduler(policy, 1.0)
+    many = [
+        begin(scheduler, Demand(1 << 20, None, 400, tenant="a"), pooled=False) for _ in range(20)
+    ]
+    one = begin(scheduler, Demand(1 << 20, 0.001, 400, tenant="b"))
+    run(scheduler, 0.0, 1.0)
+    share = one.taken_bytes / (one.taken_bytes + sum(job.taken_bytes for job in many))
+    assert share == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_decision_does_not_look_at_all_flows_of_a_capped_tenant(
+    policy: PolicyName, pooled: bool
+) -> None:
+    scheduler = a_scheduler(policy, 100.0, small=TenantShare(cap_gbps=0.01))
+    demand = Demand(1 << 16, 0.001, 4, tenant="small")
+    jobs = [begin(scheduler, demand, pooled=pooled) for _ in range(100)]
+    now_s = EPOCH_S
+    while not isinstance(step := scheduler.next(now_s), Grant):
+        now_s = max(now_s, step.until_s)
+    step.job.sent.append((now_s, step.fragment))
+    now_s += 0.003  # the link is free, the tenant's cap is not
+    in_place = 0
+    while (step := scheduler.next(now_s)) == Wait(now_s):
+        in_place += 1
+    assert in_place >= len(jobs) // 16 - 2
+    assert isinstance(step, Wait)
+    assert step.until_s > now_s
+
+
+# --- what consumption says ---
+
+
+def test_a_gpu_that_is_faster_than_was_claimed_is_fed_sooner() -> None:
+    scheduler = a_scheduler("stall_dynamic", 10.0)
+    job = begin(scheduler, Demand(1 << 20, 0.1, 32))
+    flow = scheduler.flow(job)
+    assert flow is not None
+    run(scheduler, 0.0, 0.001)
+    flow.sent(16 << 20, 0.01)
+    scheduler.consumed(job, 1, 0.01, 0.01)
+    assert flow.demand.compute_window_s == 0.1  # one report is none
+    for layers in range(2, 11):
+        scheduler.consumed(job, layers, 0.01 * layers, 0.01)
+    assert flow.demand.compute_window_s == pytest.approx(0.01)
+    assert flow.origin_s + 10 * 0.01 == pytest.approx(0.1)
+    assert flow.planned_s == flow.origin_s
+    flow.begun_s = 0.0
+    assert flow.origin_s >= flow.begun_s
+
+
+def test_a_measured_window_changes_who_goes_first() -> None:
+    """Of two alike the one whose GPU turns out to be quick has the next due layer."""
+    scheduler = a_scheduler("stall_dynamic", 0.5)
+    slow, quick = (begin(scheduler, Demand(1 << 16, 0.1, 64)) for _ in range(2))
+    now_s = run(scheduler, 0.0, 0.05)
+    for layers in (1, 2, 3):
+        scheduler.consumed(quick, layers, now_s + layers * 1e-5, 0.002)
+    before = (slow.taken_bytes, quick.taken_bytes)
+    run(scheduler, now_s + 1e-4, now_s + 0.01)
+    assert quick.taken_bytes - before[1] > 2 * (slow.taken_bytes - before[0])
+
+
+def test_a_measured_window_that_differs_little_or_is_nonsense_changes_nothing() -> None:
+    scheduler = a_scheduler("stall_dynamic", 10.0)
+    job = begin(scheduler, Demand(1 << 20, 0.1, 32))
+    flow = scheduler.flow(job)
+    assert flow is not None
+    for layers, compute_s in ((1, 0.12), (2, 0.0), (3, math.inf), (4, None), (5, 0.08)):
+        scheduler.consumed(job, layers, 0.1 * layers, compute_s)
+    assert flow.demand.compute_window_s == 0.1
+
+
+def test_a_measured_window_cannot_claim_the_whole_link_and_a_rate_stays() -> None:
+    for policy in ("stall_dynamic", "stall_opt"):
+        scheduler = a_scheduler(policy, 1.0)
+        job = begin(scheduler, Demand(1 << 20, 0.1, 32))
+        run(scheduler, 0.0, 0.02)
+        flow = scheduler.flow(job)
+        assert flow is not None
+        rates = list(job.rates)
+        for layers in (1, 2, 3):
+            scheduler.consumed(job, layers, 0.02, 1e-9)
+        assert flow.demand.compute_window_s == pytest.approx((1 << 20) / (4 * BYTES_PER_GBIT))
+        assert job.rates == rates
+
+
+# --- another configuration ---
+
+
+def test_a_window_that_a_low_cap_stretched_is_as_given_under_a_higher_one() -> None:
+    scheduler = a_scheduler("stall_dynamic", 10.0)
+    job = begin(scheduler, Demand(1 << 20, 0.002, 64))
+    flow = scheduler.flow(job)
+    assert flow is not None
+    windows = []
+    for cap_gbps in (0.01, 10.0):
+        scheduler.configure(a_configuration("stall_dynamic", cap_gbps), 0.1)
+        windows.append(flow.demand.compute_window_s)
+    assert windows == [pytest.approx((1 << 20) / (0.04 * BYTES_PER_GBIT)), 0.002]
+
+
+def test_a_higher_cap_of_a_tenant_holds_at_once_for_those_it_held() -> None:
+    for policy in POLICIES:
+        scheduler = a_scheduler(policy, 1.0, small=TenantShare(cap_gbps=1e-5))
+        jobs = [begin(scheduler, Demand(1 << 14, 0.001, 16, tenant="small")) for _ in range(3)]
+        run(scheduler, 0.0, 0.1)
+        tenants = {"small": TenantShare(cap_gbps=0.5)}
+        scheduler.configure(a_configuration(policy, 1.0, epoch_s=EPOCH_S, tenants=tenants), 0.1)
+        run(scheduler, 0.1, 0.3)
+        assert_all_sent(*jobs)
+
+
+def test_a_change_forgives_no_debt_of_those_who_take_turns() -> None:
+    scheduler = a_scheduler("stall_dynamic", 8.0)
+    large = Job(Demand(8 << 20, None, 100), 8 << 20)
+    small = Job(Demand(1 << 20, None, 1000), 1 << 20)
+    for job in (large, small):
+        scheduler.add(job, job.demand, 0.0, pooled=False)
+    now_s = 0.0
+    for turn in range(200):
+        now_s = run(scheduler, now_s, turn * 0.002)
+        scheduler.configure(a_configuration("stall_dynamic", 8.0), now_s)
+    assert large.taken_bytes == pytest.approx(small.taken_bytes, abs=9 << 20)
+
+
 # --- more than a plan is made for ---
 
 
@@ -367,15 +612,17 @@ def test_a_huge_delivery_among_a_stream_of_small_ones_ends() -> None:
         begin(scheduler, small, now_s)
 
 
-@pytest.mark.parametrize("others", [5, 60])
-def test_a_huge_delivery_ends_even_if_small_ones_could_take_the_whole_link(others: int) -> None:
+@pytest.mark.parametrize(("others", "ends_s"), [(5, 8.0), (60, 45.0)])
+def test_a_huge_delivery_ends_even_if_small_ones_could_take_the_whole_link(
+    others: int, ends_s: float
+) -> None:
     """Whenever one of them ends, the next one comes: as many as admission lets in."""
     scheduler = a_scheduler("stall_dynamic", 1.0)
-    huge = begin(scheduler, Demand(1 << 20, 0.01, 32))
+    huge = begin(scheduler, Demand(1 << 20, 0.01, 16))
     small, now_s = Demand(1 << 16, 0.002, 8), 0.0
     running = [begin(scheduler, small) for _ in range(others)]
     while not huge.is_taken:
-        assert now_s < 120.0
+        assert now_s < ends_s
         now_s = run(scheduler, now_s, now_s + 0.01)
         running = [begin(scheduler, small, now_s) if job.is_taken else job for job in running]
 

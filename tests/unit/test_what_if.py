@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.what_if.__main__ import main
 from objectcache_storage_server.what_if.prediction import POLICIES, Link, predict
 from objectcache_storage_server.what_if.request_rows import ROWS_MAX, Request, read_requests
 from objectcache_storage_server.what_if.simulation import LAYERS_MAX, layer_arrivals
-from tests.unit.paper_tables import BYTES_PER_S_PER_GBPS, LINK_GBPS, MARGIN_GBPS, WORKLOADS
+from tests.unit.paper_tables import LINK_GBPS, MARGIN_GBPS, WORKLOADS
 
 HEADER = "name,bytes_per_layer,compute_window_s,num_layers"
 GOOD = f"{HEADER}\none,1000000,0.01,32\ntwo,2000000,0.5,16\n"
@@ -30,8 +31,8 @@ def written(tmp_path: Path, content: str | bytes) -> Path:
 def paper_link(workload: str) -> Link:
     return Link(
         WORKLOADS[workload].cap_bytes_per_s,
-        MARGIN_GBPS * BYTES_PER_S_PER_GBPS,
-        LINK_GBPS * BYTES_PER_S_PER_GBPS,
+        MARGIN_GBPS * BYTES_PER_GBIT,
+        LINK_GBPS * BYTES_PER_GBIT,
     )
 
 

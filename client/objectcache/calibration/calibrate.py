@@ -10,20 +10,21 @@ from objectcache.calibration.geometry import Geometry
 from objectcache.calibration.knee import (
     Knee,
     Reading,
-    find_knee,
+    find_stall_knee,
+    find_ttft_knee,
     margin_bytes_per_s,
+    plateau_rate,
     stalling,
 )
 from objectcache.calibration.measure import Measurement
 from objectcache.calibration.threshold import ModeReading, Threshold, find_threshold
-from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.limits import BYTES_PER_GBIT, KIB, MIB
 from objectcache_schemas.schedule import ScheduleChanges
 from objectcache_schemas.settings import CAP_GBPS_MAX
 
 # Of the zero-stall rate. Close together where the knee is expected.
-RATE_FACTORS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 2.5, math.inf)
+RATE_FACTORS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, math.inf)
 PAYLOADS_BYTES = (256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
-BYTES_PER_S_PER_GBPS = 1e9 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,21 @@ class Curve:
 
     geometry: Geometry
     readings: tuple[Reading, ...]
-    knee: Knee
+
+    @property
+    def stall_knee(self) -> Knee:
+        """Without the first layer's own transfer."""
+        return find_stall_knee(self.readings)
+
+    @property
+    def ttft_knee(self) -> Knee:
+        """Of the curve itself."""
+        return find_ttft_knee(self.readings)
+
+    @property
+    def plateau_rate(self) -> float | None:
+        """See `knee.plateau_rate`."""
+        return plateau_rate(self.readings, self.geometry.zero_stall_rate)
 
     @property
     def best_ttft_s(self) -> float:
@@ -47,19 +62,32 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured, and what is proposed; None where nothing can be."""
+    """What was measured, and what is proposed; None where nothing can be.
+
+    The bytes of the curves' geometries are those of a deployment over `scale`; payloads of `modes`
+    are what they are.
+    """
 
     curves: tuple[Curve, ...]
     modes: tuple[ModeReading, ...]
     threshold: Threshold
+    scale: float = 1.0
+
+    @property
+    def measured_margin_gbps(self) -> float | None:
+        """What the measured geometries need, at their size."""
+        margin = margin_bytes_per_s(
+            [(curve.plateau_rate, curve.geometry.zero_stall_rate) for curve in self.curves]
+        )
+        return None if margin is None else margin / BYTES_PER_GBIT
 
     @property
     def margin_gbps(self) -> float | None:
-        """For `scheduler.margin_gbps`."""
-        margin = margin_bytes_per_s(
-            [(curve.knee, curve.geometry.zero_stall_rate) for curve in self.curves]
-        )
-        return None if margin is None else min(CAP_GBPS_MAX, margin / BYTES_PER_S_PER_GBPS)
+        """For `scheduler.margin_gbps`, at real sizes: what makes a layer late is a time, so the
+        rate that makes up for it grows with the bytes, as r* does.
+        """
+        measured = self.measured_margin_gbps
+        return None if measured is None else min(CAP_GBPS_MAX, measured * self.scale)
 
     @property
     def changes(self) -> ScheduleChanges:
@@ -73,13 +101,15 @@ class Calibration:
 def calibrate(
     measurement: Measurement,
     geometries: Sequence[Geometry],
+    scale: float,
     repeats: int,
     say: Callable[[str], None],
 ) -> Calibration:
-    """Measure all of it; `say` is told what is being measured."""
-    curves = [_curve(measurement, geometry, repeats, say) for geometry in geometries]
-    modes = list(_modes(measurement, geometries, repeats, say))
-    return Calibration(tuple(curves), tuple(modes), find_threshold(modes))
+    """Measure all of it, with bytes over `scale`; `say` is told what is being measured."""
+    scaled = [geometry.scaled(scale) for geometry in geometries]
+    curves = [_curve(measurement, geometry, repeats, say) for geometry in scaled]
+    modes = list(_modes(measurement, scaled, repeats, say))
+    return Calibration(tuple(curves), tuple(modes), find_threshold(modes), scale)
 
 
 def expected_s(geometries: Sequence[Geometry], repeats: int) -> float:
@@ -99,7 +129,7 @@ def _curve(
     say(f"{geometry.name}: TTFT by rate")
     rates = [factor * geometry.zero_stall_rate for factor in RATE_FACTORS]
     readings = measurement.readings(measurement.store(geometry), rates, repeats)
-    return Curve(geometry, tuple(readings), find_knee(readings))
+    return Curve(geometry, tuple(readings))
 
 
 def _modes(

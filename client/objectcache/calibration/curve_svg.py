@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from objectcache.calibration.calibrate import (
-    BYTES_PER_S_PER_GBPS,
     RATE_FACTORS,
     Calibration,
     Curve,
 )
 from objectcache.drawing.axis import ticks
 from objectcache.drawing.svg import GRID, MUTED, document, text
+from objectcache_schemas.limits import BYTES_PER_GBIT
 
 PANEL_WIDTH, PANEL_HEIGHT, COLUMNS = 420, 280, 2
 LEFT, RIGHT, TOP, BOTTOM = 60, 20, 44, 48  # within a panel
@@ -20,11 +20,11 @@ LINE, TARGET = "#3d74ae", "#c66d1d"
 
 
 def curves_svg(calibration: Calibration) -> str:
-    """TTFT above the best by rate; dashed r*, dash-dotted r* and the proposed margin."""
+    """TTFT above the best by rate; dashed r*, dash-dotted r* and the margin, both as measured."""
     rows = -(-len(calibration.curves) // COLUMNS)
     width, height = PANEL_WIDTH * COLUMNS, PANEL_HEIGHT * rows
     parts: list[str] = []
-    margin = (calibration.margin_gbps or 0.0) * BYTES_PER_S_PER_GBPS
+    margin = (calibration.measured_margin_gbps or 0.0) * BYTES_PER_GBIT
     for number, curve in enumerate(calibration.curves):
         x, y = PANEL_WIDTH * (number % COLUMNS), PANEL_HEIGHT * (number // COLUMNS)
         parts += [f'<g transform="translate({x} {y})">', *_panel(curve, margin), "</g>"]
@@ -44,7 +44,7 @@ def _panel(curve: Curve, margin_bytes_per_s: float) -> Iterator[str]:
         y = _y(tick, top)
         yield f'<path d="M{LEFT} {y:.1f}H{PANEL_WIDTH - RIGHT}" stroke="{GRID}"/>'
         yield text(LEFT - 6, round(y + 4), f"{tick:g} %", f'fill="{MUTED}" text-anchor="end"')
-    zero_stall_gbps = zero_stall / BYTES_PER_S_PER_GBPS
+    zero_stall_gbps = zero_stall / BYTES_PER_GBIT
     for tick_gbps in ticks(RATE_FACTOR_MAX * zero_stall_gbps, 6):
         x, place = _x(tick_gbps / zero_stall_gbps), PANEL_HEIGHT - BOTTOM + 18
         yield text(x, place, f"{tick_gbps:g}", f'fill="{MUTED}" text-anchor="middle"')

@@ -2,14 +2,21 @@
 
 A rate does two things to TTFT. It bounds how fast layers follow each other, which may leave the GPU
 waiting for each of them, and it delays the first layer, which no overlap can hide. The first is
-what a scheduler's margin is for. So the knee is sought in the time from the first layer's arrival.
+what a scheduler's margin is for. So the stall knee is sought in the time from the first layer's
+arrival, and the margin goes by it. The TTFT knee, that of the curve itself, lies higher: at 32
+layers and 2 % the first layer alone can put it at up to 1.56 r*.
+
+What a margin must reach is the plateau (paper, section 3.6). A knee is where a curve comes within
+the tolerance of it, found between two rates that were measured. So the margin goes to a rate that
+was measured to be on the plateau, above r* also where the knee is not: then r* is within what the
+sweep can tell apart from its slope, and a margin of 0 would make calibrated_stall_opt stall_opt.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,7 +62,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """The lowest rate without stalls; None where the curve shows none, and why."""
+    """The lowest rate on the plateau; None where the curve shows none, and why."""
 
     rate_bytes_per_s: float | None
     remark: str = ""
@@ -67,37 +74,86 @@ def stalling(readings: Sequence[Reading]) -> list[float]:
     return [reading.after_first_s / best_s - 1 for reading in readings]
 
 
-def find_knee(readings: Sequence[Reading], tolerance: float = TOLERANCE) -> Knee:
+def above_best(readings: Sequence[Reading]) -> list[float]:
+    """By reading, how far its TTFT lies above the best, as a part of it."""
+    best_s = min(reading.ttft_s for reading in readings)
+    return [reading.ttft_s / best_s - 1 for reading in readings]
+
+
+def find_stall_knee(readings: Sequence[Reading], tolerance: float = TOLERANCE) -> Knee:
     """The lowest rate whose time from the first layer on is within `tolerance` of the best; between
     two rates by the straight line in 1/rate, as times of stalled deliveries are.
 
     At least two readings, of different rates.
     """
+    return _find(
+        readings,
+        stalling,
+        tolerance,
+        flat="flat: no layer is late at the lowest rate already",
+        steep="no knee: layers are late at the highest rate still",
+    )
+
+
+def find_ttft_knee(readings: Sequence[Reading], tolerance: float = TOLERANCE) -> Knee:
+    """The same of the TTFT itself, as in the paper's figure 15: the first layer counts."""
+    return _find(
+        readings,
+        above_best,
+        tolerance,
+        flat="flat: TTFT is the best at the lowest rate already",
+        steep="no knee: TTFT falls at the highest rate still",
+    )
+
+
+def plateau_rate(
+    readings: Sequence[Reading], zero_stall_rate: float, tolerance: float = TOLERANCE
+) -> float | None:
+    """The lowest rate that was measured to be on the plateau, at or above the stall knee and above
+    `zero_stall_rate`, bytes per second; None where there is no such knee or rate.
+    """
+    knee = find_stall_knee(readings, tolerance).rate_bytes_per_s
+    if knee is None:
+        return None
+    rates = [
+        reading.rate_bytes_per_s
+        for reading, stalls in zip(readings, stalling(readings), strict=True)
+        if stalls <= tolerance
+        and reading.rate_bytes_per_s >= knee
+        and zero_stall_rate < reading.rate_bytes_per_s < math.inf
+    ]
+    return min(rates, default=None)
+
+
+def margin_bytes_per_s(plateaus: Sequence[tuple[float | None, float]]) -> float | None:
+    """What to add to zero-stall rates so that all are on their plateaus: the most that any needs.
+
+    By geometry its `plateau_rate` and zero-stall rate. None where no plateau was found, else above
+    0.
+    """
+    above = [plateau - zero_stall for plateau, zero_stall in plateaus if plateau is not None]
+    return max(above, default=None)
+
+
+def _find(
+    readings: Sequence[Reading],
+    excess_of: Callable[[Sequence[Reading]], list[float]],
+    tolerance: float,
+    flat: str,
+    steep: str,
+) -> Knee:
     assert len(readings) > 1
     ordered = sorted(readings, key=lambda reading: reading.rate_bytes_per_s)
-    excess = stalling(ordered)
+    excess = excess_of(ordered)
     first = next(index for index, part in enumerate(excess) if part <= tolerance)
     if first == 0:
-        return Knee(None, "flat: no layer is late at the lowest rate already")
+        return Knee(None, flat)
     fast, slow = ordered[first], ordered[first - 1]
     if fast.rate_bytes_per_s == math.inf:
-        return Knee(None, "no knee: layers are late at the highest rate still")
+        return Knee(None, steep)
     part = (tolerance - excess[first]) / (excess[first - 1] - excess[first])
     fast_x, slow_x = 1 / fast.rate_bytes_per_s, 1 / slow.rate_bytes_per_s
     return Knee(1 / (fast_x + part * (slow_x - fast_x)), _noise(readings, tolerance))
-
-
-def margin_bytes_per_s(knees: Sequence[tuple[Knee, float]]) -> float | None:
-    """What to add to the zero-stall rate so that no geometry stalls: the most that any needs.
-
-    `knees` come with their zero-stall rates. None where there is no knee at all.
-    """
-    above = [
-        knee.rate_bytes_per_s - zero_stall
-        for knee, zero_stall in knees
-        if knee.rate_bytes_per_s is not None
-    ]
-    return max(0.0, *above) if above else None
 
 
 def _noise(readings: Sequence[Reading], tolerance: float) -> str:

@@ -9,11 +9,17 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from objectcache.calibration.calibrate import BYTES_PER_S_PER_GBPS, Calibration, Curve
+from objectcache.calibration.calibrate import Calibration, Curve
+from objectcache.calibration.knee import Knee
 from objectcache.cli.admin.amounts import duration_text, gbps_text, size_text
+from objectcache_schemas.limits import BYTES_PER_GBIT
 
 BAR_CELLS = 16
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+KNEE_USED = (
+    "It goes by the knee without the first layer's own transfer: that transfer is paid once at any "
+    "rate, no overlap hides it, and rate spent on it is taken from others' stalls."
+)
 
 
 def report(calibration: Calibration) -> Iterator[RenderableType]:
@@ -43,7 +49,7 @@ def curve_table(curve: Curve) -> Table:
         rate = reading.rate_bytes_per_s
         is_bound = rate < float("inf")
         table.add_row(
-            gbps_text(rate / BYTES_PER_S_PER_GBPS) if is_bound else "no bound",
+            gbps_text(rate / BYTES_PER_GBIT) if is_bound else "no bound",
             f"{rate / geometry.zero_stall_rate:.2f}" if is_bound else "",
             f"{1e3 * reading.ttft_s:,.1f} ms",
             f"{100 * (reading.ttft_s / curve.best_ttft_s - 1):.1f} %",
@@ -64,6 +70,8 @@ def document(calibration: Calibration, is_applied: bool) -> dict[str, Any]:
     return {
         "curves": [_curve_document(curve) for curve in calibration.curves],
         "modes": list(calibration.modes),
+        "scale": calibration.scale,
+        "measured_margin_gbps": calibration.measured_margin_gbps,
         "margin_gbps": calibration.margin_gbps,
         "layerwise_threshold_bytes": calibration.threshold.payload_bytes,
         "threshold_remark": calibration.threshold.remark,
@@ -75,8 +83,11 @@ def _curve_document(curve: Curve) -> dict[str, Any]:
     return {
         "geometry": curve.geometry,
         "zero_stall_bytes_per_s": curve.geometry.zero_stall_rate,
-        "knee_bytes_per_s": curve.knee.rate_bytes_per_s,
-        "remark": curve.knee.remark,
+        "ttft_knee_bytes_per_s": curve.ttft_knee.rate_bytes_per_s,
+        "ttft_knee_remark": curve.ttft_knee.remark,
+        "stall_knee_bytes_per_s": curve.stall_knee.rate_bytes_per_s,
+        "stall_knee_remark": curve.stall_knee.remark,
+        "plateau_bytes_per_s": curve.plateau_rate,
         "readings": [
             {
                 "rate_bytes_per_s": _finite(reading.rate_bytes_per_s),
@@ -109,22 +120,43 @@ def _modes_table(calibration: Calibration) -> Table:
 
 def _knee_text(curve: Curve) -> str:
     zero_stall = curve.geometry.zero_stall_rate
-    theory = f"r* {gbps_text(zero_stall / BYTES_PER_S_PER_GBPS)}"
-    knee = curve.knee.rate_bytes_per_s
-    if knee is None:
-        return f"{theory}; {curve.knee.remark}"
-    found = f"{theory}, knee {gbps_text(knee / BYTES_PER_S_PER_GBPS)}"
-    found += f" ({knee / zero_stall:.2f} r*)"
-    return f"{found}; {curve.knee.remark}" if curve.knee.remark else found
+    lines = [
+        f"r* {gbps_text(zero_stall / BYTES_PER_GBIT)}",
+        f"knee of TTFT: {_knee(curve.ttft_knee, zero_stall)}",
+        f"knee without the first layer's own transfer: {_knee(curve.stall_knee, zero_stall)}",
+    ]
+    if curve.plateau_rate is not None:
+        lines.append(f"measured on the plateau from {_rate(curve.plateau_rate, zero_stall)}")
+    return "\n".join(lines)
+
+
+def _knee(knee: Knee, zero_stall: float) -> str:
+    if knee.rate_bytes_per_s is None:
+        return knee.remark
+    found = _rate(knee.rate_bytes_per_s, zero_stall)
+    return f"{found}; {knee.remark}" if knee.remark else found
+
+
+def _rate(rate_bytes_per_s: float, zero_stall: float) -> str:
+    part = rate_bytes_per_s / zero_stall
+    return f"{gbps_text(rate_bytes_per_s / BYTES_PER_GBIT)} ({part:.2f} r*)"
 
 
 def _margin_text(calibration: Calibration) -> str:
-    margin_gbps = calibration.margin_gbps
-    if margin_gbps is None:
-        return "margin: no geometry shows a knee, so none is proposed"
-    if margin_gbps == 0:
-        return "margin: none is needed, no knee lies above its r*"
-    return f"margin: {gbps_text(margin_gbps)}, the most that a knee lies above its r*"
+    measured, proposed = calibration.measured_margin_gbps, calibration.margin_gbps
+    if measured is None or proposed is None:
+        return "margin: none is proposed, no geometry has a plateau above r* within the sweep"
+    found = sum(curve.plateau_rate is not None for curve in calibration.curves)
+    scaled = (
+        f" for real sizes ({gbps_text(measured)} as measured, times the scale of "
+        f"{calibration.scale:g})"
+        if calibration.scale != 1
+        else ""
+    )
+    return (
+        f"margin: {gbps_text(proposed)}{scaled}, the most that the lowest rate measured on the "
+        f"plateau lies above r*, in {found} of {len(calibration.curves)} geometries\n{KNEE_USED}"
+    )
 
 
 def _threshold_text(calibration: Calibration) -> str:

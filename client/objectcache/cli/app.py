@@ -131,6 +131,7 @@ def calibrate(
         float | None,
         typer.Option(
             min=1.0,
+            max=4096.0,
             metavar="F",
             help="Divides the bytes, not the times. Default: 1, and 32 for the paper's.",
         ),

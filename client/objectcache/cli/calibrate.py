@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from objectcache.calibration.bucket import calibration_bucket
 from objectcache.calibration.calibrate import (
-    BYTES_PER_S_PER_GBPS,
+    RATE_FACTORS,
     Calibration,
     calibrate,
     expected_s,
@@ -33,8 +37,9 @@ from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.cli.credentials import Access
 from objectcache.cli.settings_flags import find_settings
 from objectcache.client import Client
+from objectcache_schemas.descriptor import RATE_MIN
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.limits import GIB
+from objectcache_schemas.limits import BYTES_PER_GBIT, GIB
 from objectcache_schemas.schedule import GetSchedule, ScheduleState, SetSchedule
 from objectcache_schemas.settings import Settings
 
@@ -89,6 +94,13 @@ def run(options: CalibrateOptions, access: Access, console: Console) -> None:
     Raises `ObjectCacheError`; before anything was measured where a file cannot be written or the
     server's admin socket, needed by --apply, is not there.
     """
+    for geometry in options.scaled:
+        lowest = geometry.zero_stall_rate * min(RATE_FACTORS)
+        if lowest < RATE_MIN:
+            raise InvalidRequest(
+                f"{geometry.name}: the sweep begins at {lowest:.0f} bytes per second, and a "
+                f"delivery takes {RATE_MIN} at least; give it more bytes per layer, or less --scale"
+            )
     if options.svg is not None and not options.svg.absolute().parent.is_dir():
         raise InvalidRequest(f"--svg {options.svg}: there is no such directory")
     state = _state(options)
@@ -113,9 +125,23 @@ def _state(options: CalibrateOptions) -> ScheduleState | None:
         return storage.ask(GetSchedule(), ScheduleState)
 
 
+@contextmanager
+def _ended_as_by_ctrl_c() -> Generator[None]:
+    """SIGTERM ends what runs as Ctrl-C does, so that the bucket is deleted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _calibrate(options: CalibrateOptions, access: Access) -> Calibration:
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with (
+        _ended_as_by_ctrl_c(),
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
         Client(
             access.endpoint,
@@ -130,7 +156,8 @@ def _calibrate(options: CalibrateOptions, access: Access) -> Calibration:
         task = progress.add_task("")
         return calibrate(
             Measurement(client, bucket),
-            options.scaled,
+            options.geometries,
+            options.scale,
             options.repeats,
             lambda what: progress.update(task, description=what),
         )
@@ -151,11 +178,12 @@ def _introduction(options: CalibrateOptions, state: ScheduleState | None) -> str
     lines = [f"{len(options.geometries)} geometries, about {takes}, one delivery at a time"]
     if options.scale != 1:
         lines.append(
-            f"bytes are divided by {options.scale:g}, times are not: rates and margin are those of "
-            "geometries of that size (--scale 1 for the whole ones, --geometry for your own)"
+            f"bytes are divided by {options.scale:g}, times are not: the rates shown are those of "
+            "geometries of that size, and the margin is proposed for whole ones, so it is "
+            f"multiplied by {options.scale:g} (--scale 1 measures whole ones, --geometry your own)"
         )
     cap_gbps = state.configuration.cap_gbps if state else 0.0
-    highest = max(geometry.zero_stall_rate for geometry in options.scaled) / BYTES_PER_S_PER_GBPS
+    highest = max(geometry.zero_stall_rate for geometry in options.scaled) / BYTES_PER_GBIT
     if 0 < cap_gbps < highest:
         lines.append(
             f"the server's cap, {gbps_text(cap_gbps)}, is below the highest r*, "

@@ -92,11 +92,7 @@ class TargetPool:
                 # Only what a server is about to let go is worth waiting for.
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or not any(loan.arrays_dead for loan in self._loans):
-                    raise Busy(
-                        f"no room for {file_bytes} bytes: arrays of earlier deliveries hold "
-                        f"{self._held_bytes} bytes, target_bytes_max is {self._bytes_max}; "
-                        f"drop them or copy what is needed of them"
-                    )
+                    raise Busy(self._why_full(file_bytes))
                 self._condition.wait(left_s)
 
     def _new(self, file_bytes: int) -> SharedRegion:
@@ -136,6 +132,18 @@ class TargetPool:
             region.unregister(nothing)
             self._forget(region.length_bytes)
         return fits()
+
+    def _why_full(self, file_bytes: int) -> str:
+        remedy = "drop them or copy what is needed of them"
+        if self._region_count >= REGIONS_MAX:
+            return (
+                f"arrays of {self._region_count} earlier deliveries are in use, and a client has "
+                f"memory for {REGIONS_MAX} deliveries at once; {remedy}"
+            )
+        return (
+            f"no room for {file_bytes} bytes: arrays of earlier deliveries hold "
+            f"{self._held_bytes} bytes, target_bytes_max is {self._bytes_max}; {remedy}"
+        )
 
     def _forget(self, file_bytes: int) -> None:
         self._held_bytes -= file_bytes

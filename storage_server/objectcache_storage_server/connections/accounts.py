@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, WireError
-from objectcache_schemas.messages import KvGet, OpenObject
+from objectcache_schemas.messages import DeliveryPath, KvGet, OpenObject
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
@@ -29,8 +29,8 @@ def recorded(service: Service, recorder: DeliveryRecorder) -> Generator[None]:
         recorder.ended(time.monotonic(), error)
 
 
-def new_recorder(request: KvGet | OpenObject) -> DeliveryRecorder:
-    """The record of a request that has just arrived."""
+def new_recorder(service: Service, request: KvGet | OpenObject) -> DeliveryRecorder:
+    """The record of a request that has just arrived, with the path that it asks for."""
     return DeliveryRecorder(
         request.request_id,
         request.bucket,
@@ -40,4 +40,6 @@ def new_recorder(request: KvGet | OpenObject) -> DeliveryRecorder:
         client_s=request.client_s,
         gateway_s=request.gateway_s,
         traceparent=request.traceparent,
+        path=request.path if isinstance(request, KvGet) else DeliveryPath.S3TCP.value,
+        policy=service.policy,
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from objectcache_schemas.descriptor import Descriptor
-from objectcache_schemas.messages import KvGet, LayersConsumed
+from objectcache_schemas.messages import LayersConsumed
 from objectcache_storage_server.connections.running import RunningDelivery
 from objectcache_storage_server.connections.sessions import Session
-from objectcache_storage_server.deliver import DeliveryState
+from objectcache_storage_server.deliver import Delivery, DeliveryState
+from objectcache_storage_server.scheduling.learned_windows import WINDOW_MIN_S, DeliveryShape
 from objectcache_storage_server.service import Service
 
 CONSUMED_LATEST_S = 60.0  # after the end of a delivery that is whole
@@ -18,7 +18,9 @@ CONSUMED_LATEST_S = 60.0  # after the end of a delivery that is whole
 class ConsumptionWatch:
     """Tells the scheduler, the trace and whoever learns what the client says it has consumed.
 
-    A GPU goes on after the last byte, so it is listened to for some time after the end.
+    A GPU goes on after the last byte, so it is listened to for some time after the end: until all
+    is consumed, another delivery has its tag, or its session ends. By then the delivery itself is
+    let go; a session watches a bounded number of them. All in the event loop.
     """
 
     def __init__(
@@ -27,41 +29,51 @@ class ConsumptionWatch:
         running: RunningDelivery,
         session: Session,
         tag: int,
-        request: KvGet,
-        descriptor: Descriptor,
+        identity: str,
+        shape: DeliveryShape,
     ) -> None:
         self._service = service
-        self._running = running
+        self._delivery: Delivery | None = running.delivery  # until it ends
+        self._recorder = running.terms.recorder
+        self._first_layer = running.delivery.plan.first_layer
+        self._end_layer = running.delivery.plan.end_layer
         self._session = session
         self._tag = tag
-        self._request = request
-        self._descriptor = descriptor
+        self._identity = identity
+        self._shape = shape
+        self._timer: asyncio.TimerHandle | None = None
         self._callback = self._consumed  # one object, by which it is known
-        session.watch_consumption(tag, self._callback)
+        self._is_watching = session.watch_consumption(tag, self._callback, self._dropped)
+        running.after_end(self._delivery_ended)
 
     def _consumed(self, message: LayersConsumed) -> None:
-        terms, descriptor = self._running.terms, self._descriptor
-        end_layer = min(message.end_layer, descriptor.end_layer)
-        terms.recorder.layers_consumed(end_layer, time.monotonic())
-        self._service.dispatcher.consumed(
-            self._running.delivery, end_layer - descriptor.first_layer
-        )
-        self._service.windows.learn(
-            descriptor,
-            self._request.bucket,
-            self._request.identity,
-            terms.chunk_count,
-            message.compute_s,
-        )
-        if end_layer == descriptor.end_layer:
+        end_layer = min(message.end_layer, self._end_layer)
+        self._recorder.layers_consumed(end_layer, time.monotonic())
+        if self._delivery is not None:
+            # An engine that asks ahead of its GPU, or only copies, says nothing of a window.
+            compute_s = message.compute_s if message.compute_s >= WINDOW_MIN_S else None
+            self._service.dispatcher.consumed(
+                self._delivery, end_layer - self._first_layer, compute_s
+            )
+        self._service.windows.learn(self._identity, self._shape, message.compute_s)
+        if end_layer == self._end_layer:
             self._forget()
 
-    def delivery_ended(self) -> None:
+    def _delivery_ended(self) -> None:
         """Nothing is written any more. Of a delivery that is not whole nothing more is heard."""
-        if self._running.delivery.state is DeliveryState.COMPLETE:
-            asyncio.get_running_loop().call_later(CONSUMED_LATEST_S, self._forget)
-        else:
+        delivery, self._delivery = self._delivery, None
+        if delivery is None or delivery.state is not DeliveryState.COMPLETE:
             self._forget()
+        elif self._is_watching:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(CONSUMED_LATEST_S, self._forget)
 
     def _forget(self) -> None:
         self._session.forget_consumption(self._tag, self._callback)
+        self._dropped()
+
+    def _dropped(self) -> None:
+        self._is_watching = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

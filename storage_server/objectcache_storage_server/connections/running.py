@@ -86,19 +86,23 @@ class RunningDelivery:
         self.admitted = asyncio.Event()
         self.ended = asyncio.Event()
         self.rate_bytes_per_s: float | None = None
-        self.when_ended: Callable[[], None] | None = None  # called once, in the event loop
+        self._after_end: list[Callable[[], None]] = []
         self.delivery = Delivery(
             plan, opened, transport, self._on_end, terms.recorder, self._on_admitted
         )
         self.delivery.window_source = terms.window.source.value
 
     def start(self) -> None:
-        """Hand it to the dispatcher; it may begin at once."""
+        """Hand it to the dispatcher; it may begin at once. Where this raises it has failed."""
         terms = self.terms
-        terms.recorder.planned(time.monotonic())
-        self._service.dispatcher.add(
-            self.delivery, terms.demand, pooled=terms.pooled, rate_max=terms.rate_max
-        )
+        try:
+            terms.recorder.planned(time.monotonic())
+            self._service.dispatcher.add(
+                self.delivery, terms.demand, pooled=terms.pooled, rate_max=terms.rate_max
+            )
+        except BaseException:
+            self.delivery.fail(DeliveryFailed("it could not be handed over"))
+            raise
         if self.delivery.state is not DeliveryState.RUNNING:  # it failed before it was handed over
             self._service.dispatcher.remove(self.delivery)
 
@@ -113,13 +117,24 @@ class RunningDelivery:
             self._loop.call_soon_threadsafe(self.admitted.set)
 
     def _on_end(self, delivery: Delivery) -> None:
-        self._service.dispatcher.remove(delivery)
-        self._loop.call_soon_threadsafe(self._tell_ended)
+        try:
+            self._service.dispatcher.remove(delivery)
+        finally:
+            self._loop.call_soon_threadsafe(self._tell_ended)
 
     def _tell_ended(self) -> None:
         self.ended.set()
-        if self.when_ended is not None:
-            self.when_ended()
+        while self._after_end:
+            self._loop.call_soon(self._after_end.pop(0))
+
+    def after_end(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once, in the event loop, when nothing reads or writes for it any
+        more; at once where that is so. Called in the event loop.
+        """
+        if self.ended.is_set():
+            callback()
+        else:
+            self._after_end.append(callback)
 
     async def cancel(self, why: str) -> None:
         """End it, and return when nothing reads or writes for it any more."""
@@ -169,8 +184,13 @@ class BodyDelivery:
     payload_bytes: int
 
     async def close(self, why: str) -> None:
-        """End it if it has not ended, and give its memory back."""
-        await self.running.cancel(why)
+        """End it if it has not ended, and give its memory back; nothing may be sending.
+
+        Where the caller is cancelled the memory goes back all the same, when it has ended.
+        """
+        self.running.delivery.fail(DeliveryFailed(why))
+        self.running.after_end(self.transport.release)
+        await asyncio.shield(self.running.ended.wait())
         self.transport.release()
 
 

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,13 @@ logger = logging.getLogger("objectcache.storage_server.sessions")
 _DECODER = msgspec.msgpack.Decoder(TargetRequest)
 
 
+class _Watch(NamedTuple):
+    """Who hears of a delivery's consumption, and who is told that nobody does any more."""
+
+    callback: Callable[[LayersConsumed], None]
+    dropped: Callable[[], None] | None
+
+
 class Session(TargetOwner):
     """One client on the target socket."""
 
@@ -48,11 +56,18 @@ class Session(TargetOwner):
         self._flushing = False
         self._lock = threading.Lock()
         self._flush_task: asyncio.Task[None] | None = None
-        self._consumptions: dict[int, Callable[[LayersConsumed], None]] = {}
+        self._consumptions: dict[int, _Watch] = {}
+        self._stopped = False
         self.broken = asyncio.Event()
 
     async def stop(self) -> None:
-        """Send nothing more; the socket may be closed when this returns."""
+        """Send and hear nothing more; the socket may be closed when this returns."""
+        with self._lock:
+            self._stopped = True
+            watches = list(self._consumptions.values())
+            self._consumptions.clear()
+        for watch in watches:
+            self._drop(watch)
         if self._flush_task is not None:
             self._flush_task.cancel()
             await asyncio.gather(self._flush_task, return_exceptions=True)
@@ -74,23 +89,41 @@ class Session(TargetOwner):
                 self._flushing = True
                 self._loop.call_soon_threadsafe(self._start_flush)
 
-    def watch_consumption(self, tag: int, callback: Callable[[LayersConsumed], None]) -> None:
+    def watch_consumption(
+        self,
+        tag: int,
+        callback: Callable[[LayersConsumed], None],
+        dropped: Callable[[], None] | None = None,
+    ) -> bool:
         """Have `callback` called in the event loop for what the client says that it has consumed
         of the delivery with this tag, until `forget_consumption`. May be called from any thread.
 
         It is a client's word: the layers may be none of the delivery's, and go back. A second
-        delivery with the same tag takes the first one's place.
+        delivery with the same tag takes the first one's place. `dropped` is called in the event
+        loop when that happens, or the session ends. False where the session watches too many, or
+        has ended: nothing will be called.
         """
         with self._lock:
-            if tag in self._consumptions or len(self._consumptions) < CONSUMPTIONS_WATCHED_MAX:
-                self._consumptions[tag] = callback
+            before = self._consumptions.get(tag)
+            is_full = before is None and len(self._consumptions) >= CONSUMPTIONS_WATCHED_MAX
+            if self._stopped or is_full:
+                return False
+            self._consumptions[tag] = _Watch(callback, dropped)
+        if before is not None:
+            self._drop(before)
+        return True
+
+    def _drop(self, watch: _Watch) -> None:
+        if watch.dropped is not None:
+            self._loop.call_soon_threadsafe(watch.dropped)
 
     def forget_consumption(self, tag: int, callback: Callable[[LayersConsumed], None]) -> None:
         """What the client says with this tag is none of `callback`'s business any more. No effect
         where it is not watching.
         """
         with self._lock:
-            if self._consumptions.get(tag) is callback:
+            watch = self._consumptions.get(tag)
+            if watch is not None and watch.callback is callback:
                 del self._consumptions[tag]
 
     def consumed(self, message: LayersConsumed) -> None:
@@ -99,9 +132,9 @@ class Session(TargetOwner):
             logger.debug("session of %s: ignored %r", self.identity, message)
             return
         with self._lock:
-            callback = self._consumptions.get(message.tag)
-        if callback is not None:
-            callback(message)
+            watch = self._consumptions.get(message.tag)
+        if watch is not None:
+            watch.callback(message)
 
     def _start_flush(self) -> None:
         self._flush_task = asyncio.create_task(self._flush())

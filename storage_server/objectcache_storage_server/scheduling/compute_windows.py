@@ -51,7 +51,7 @@ class WindowFinder:
             cached_tokens = chunk_count * descriptor.chunk_tokens
             measured_s = profile.window_s(descriptor.context_tokens, cached_tokens)
             return Window(measured_s, WindowSource.PROFILE)
-        window_s = self._learned.window_s(identity, _shape(descriptor, bucket, chunk_count))
+        window_s = self._learned.window_s(identity, shape_of(descriptor, bucket, chunk_count))
         return Window(window_s, WindowSource.NONE if window_s is None else WindowSource.LEARNED)
 
     def _profile(self, model: str | None, fingerprint: str) -> ComputeProfile | None:
@@ -68,21 +68,15 @@ class WindowFinder:
             )
         return profile
 
-    def learn(
-        self,
-        descriptor: Descriptor,
-        bucket: str,
-        identity: str,
-        chunk_count: int,
-        compute_s: float,
-    ) -> None:
-        """A client computed this long on one layer of such a delivery."""
-        self._learned.learn(identity, _shape(descriptor, bucket, chunk_count), compute_s)
+    def learn(self, identity: str, shape: DeliveryShape, compute_s: float) -> None:
+        """A client computed this long on one layer of a delivery of this shape, see `shape_of`."""
+        self._learned.learn(identity, shape, compute_s)
 
     def __repr__(self) -> str:
         return f"<WindowFinder {self._files!r}, {self._learned!r}>"
 
 
-def _shape(descriptor: Descriptor, bucket: str, chunk_count: int) -> DeliveryShape:
+def shape_of(descriptor: Descriptor, bucket: str, chunk_count: int) -> DeliveryShape:
+    """The shape of a delivery of `chunk_count` chunks; holds nothing of the descriptor."""
     cached_tokens = chunk_count * descriptor.chunk_tokens
     return delivery_shape(bucket, descriptor.num_layers, cached_tokens, descriptor.context_tokens)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from objectcache_storage_server.scheduling.demand import Demand
 
-PLANNED_MAX = 16  # deliveries: placing one costs tens of microseconds, and more gain nothing
+PLANNED_MAX = 10  # deliveries: placing one costs tens of microseconds, and more gain nothing
 SEARCHED_MAX = 8
 ORDERS_MAX = 64  # that are tried
 PATIENCE, PATIENCE_MIN_S = 3.0, 1.0  # times the computing, or that: a wait that counts

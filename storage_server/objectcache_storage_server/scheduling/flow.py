@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from dataclasses import replace
+from statistics import median
 from typing import Generic, Protocol, TypeVar
 
 from objectcache_storage_server.plan import Fragment
@@ -10,7 +13,9 @@ from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.due_times import Standing
 from objectcache_storage_server.scheduling.link import Pace
 
-FLOW_CATCH_UP_S = 0.25  # a delivery that was held up catches up with its rate this far
+FLOW_CATCH_UP_S = 0.25  # a delivery that was held up catches up with its rate this far; then idle
+REPORTS_MIN, REPORTS_KEPT = 2, 5  # of a GPU's time for a layer: the median of these counts
+WINDOW_CHANGE = 0.25  # of the window: less does not change it
 
 
 class Job(Protocol):
@@ -36,14 +41,16 @@ class Flow(Generic[JobT]):
     ) -> None:
         """`rate_max` is what its client wants at most, bytes per second."""
         self.job = job
-        self.demand = demand
+        self.given = demand  # what was asked for, or measured since
+        self.demand = demand  # the same as the configuration has it
         self.pooled = pooled
         self.begun_s = now_s
         self.origin_s = now_s  # when the GPU could have begun, by what has been sent and consumed
         self.planned_s = now_s  # when it shall begin
         self.sent_bytes = 0
         self.consumed_layers = 0
-        self.is_asleep = False  # until `wake`
+        self._computes_s: deque[float] = deque(maxlen=REPORTS_KEPT)
+        self.asleep_since_s: float | None = None  # until `wake`
         self.is_waiting = False  # for an epoch with a rate for it
         self.rate_bytes_per_s: float | None = None  # assigned
         self.rate_max = rate_max
@@ -64,15 +71,49 @@ class Flow(Generic[JobT]):
             window_s = self.demand.compute_window_s or 0.0
             self._delay(arrives_s - (after - 1) * window_s)
 
-    def consumed(self, layers: int, now_s: float) -> None:
-        """The GPU is through with its first `layers` layers."""
+    def consumed(self, layers: int, now_s: float, compute_s: float | None = None) -> None:
+        """The GPU is through with its first `layers` layers; it computed each for `compute_s`."""
         if self.consumed_layers < layers <= self.demand.num_layers:
             self.consumed_layers = layers
             self._delay(now_s - layers * (self.demand.compute_window_s or 0.0))
+            if compute_s is not None and 0.0 < compute_s < math.inf:
+                self._computes_s.append(compute_s)
+
+    def measured(self) -> Demand | None:
+        """The demand with the window that its GPU needs; None until that was reported twice."""
+        if len(self._computes_s) < REPORTS_MIN:
+            return None
+        return replace(self.given, compute_window_s=median(self._computes_s))
+
+    def differs_from(self, seen: Demand) -> bool:
+        """Whether its due times would be clearly others with that window."""
+        before_s, after_s = self.demand.compute_window_s or 0.0, seen.compute_window_s or 0.0
+        return abs(after_s - before_s) > WINDOW_CHANGE * before_s
+
+    def take_over(self, given: Demand, seen: Demand, now_s: float) -> None:
+        """Another window: the origin is what the consumption says, and no later than was known."""
+        self.given, self.demand = given, seen
+        consumed_s = self.consumed_layers * (seen.compute_window_s or 0.0)
+        self.origin_s = max(self.begun_s, min(self.origin_s, now_s - consumed_s))
+        self.planned_s = self.origin_s
 
     def _delay(self, origin_s: float) -> None:
         self.origin_s = max(self.origin_s, origin_s)
         self.planned_s = max(self.planned_s, self.origin_s)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether its client's side had no room for what comes next."""
+        return self.asleep_since_s is not None
+
+    @property
+    def idle_at_s(self) -> float:
+        """When it will have slept for longer than it may catch up with; infinity if awake."""
+        return math.inf if self.asleep_since_s is None else self.asleep_since_s + FLOW_CATCH_UP_S
+
+    def is_idle(self, now_s: float) -> bool:
+        """Whether it does not use its rate, and will not miss what it did not use."""
+        return self.asleep_since_s is not None and now_s >= self.idle_at_s
 
     @property
     def next_layer(self) -> int:

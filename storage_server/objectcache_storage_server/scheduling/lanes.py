@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Generic
 
 from objectcache_storage_server.scheduling.flow import Flow, JobT
@@ -20,11 +21,11 @@ MOVED_MAX = 16  # flows in one decision, from line to line; it must not take lon
 
 
 class Lane(ABC, Generic[JobT]):
-    """Flows of one kind. `weight` is that of all of them."""
+    """Flows of one kind."""
 
     def __init__(self) -> None:
         self.flows: dict[Flow[JobT], None] = {}
-        self.weight = 0.0
+        self.tag = 0.0  # what it was sent, over what it is entitled to
         self._parked: Line[Flow[JobT]] = Line()
         self._held: dict[str, Line[Flow[JobT]]] = {}  # by tenant
         self._tenants: Line[str] = Line()  # of those, by the time when one flow is let go
@@ -32,7 +33,6 @@ class Lane(ABC, Generic[JobT]):
     def add(self, flow: Flow[JobT], now_s: float) -> None:
         """The flow may be chosen from now on."""
         self.flows[flow] = None
-        self.weight += flow.demand.weight
         if not flow.is_asleep:
             self._ready(flow, now_s)
 
@@ -40,7 +40,6 @@ class Lane(ABC, Generic[JobT]):
         """The flow has ended, or belongs to another lane; no effect if it is not in this one."""
         if flow in self.flows:
             del self.flows[flow]
-            self.weight = self.weight - flow.demand.weight if self.flows else 0.0
             self._parked.discard(flow)
             self._unready(flow)
             self._discard_held(flow)
@@ -48,12 +47,12 @@ class Lane(ABC, Generic[JobT]):
     def wake(self, flow: Flow[JobT], now_s: float) -> None:
         """The flow has room again."""
         if flow.is_asleep and flow in self.flows:
-            flow.is_asleep = False
+            flow.asleep_since_s = None
             self._ready(flow, now_s)
 
-    def sleep(self, flow: Flow[JobT]) -> None:
+    def sleep(self, flow: Flow[JobT], now_s: float) -> None:
         """The flow, which was chosen, has nothing that can go."""
-        flow.is_asleep = True
+        flow.asleep_since_s = now_s
         self._unready(flow)
         self.let_go(flow.demand.tenant, -math.inf)
 
@@ -75,6 +74,11 @@ class Lane(ABC, Generic[JobT]):
         if tenant in self._held:
             self._tenants.put(tenant, at_s)
 
+    def let_go_anew(self, next_at_s: Callable[[str], float]) -> None:
+        """The tenants' caps are others: `next_at_s` tells from when a tenant may send."""
+        for tenant in self._held:
+            self.let_go(tenant, next_at_s(tenant))
+
     def _discard_held(self, flow: Flow[JobT]) -> None:
         tenant = flow.demand.tenant
         if (held := self._held.get(tenant)) is None:
@@ -89,10 +93,16 @@ class Lane(ABC, Generic[JobT]):
         del self._held[tenant]
         self._tenants.discard(tenant)
 
-    def choose(self, now_s: float) -> Flow[JobT] | None:
+    def choose(self, now_s: float, *, again: bool = False) -> Flow[JobT] | None:
         """Whose turn it is: the caller sends a fragment of it and calls `sent`, or calls `sleep`,
-        `park` or `hold`.
+        `park` or `hold`. `again` is in the same decision, after one of these three.
         """
+        if not again:
+            self._prepare(now_s)
+        return self._first(now_s)
+
+    def _prepare(self, now_s: float) -> None:
+        """What is done once in a decision: whose time has come may be chosen."""
         for _ in range(MOVED_MAX):
             if (parked := self._parked.first()) is None or parked[0] > now_s:
                 break
@@ -102,7 +112,6 @@ class Lane(ABC, Generic[JobT]):
             if (tenant := self._tenants.first()) is None or tenant[0] > now_s:
                 break
             self._let_one_go(tenant[1], now_s)
-        return self._first(now_s)
 
     def _let_one_go(self, tenant: str, now_s: float) -> None:
         self._tenants.discard(tenant)
@@ -180,42 +189,3 @@ class FairLane(Lane[JobT]):
     def sent(self, flow: Flow[JobT], length_bytes: int, now_s: float) -> None:
         self._ring.add(flow, self._weight(flow))  # others of its tenant may have come or gone
         self._ring.charge(flow, length_bytes)
-
-
-class RateLane(Lane[JobT]):
-    """Flows with rates: deficits that time fills, a flow at a time.
-
-    A flow's deficit is its rate times the time since its pace allowed it to go. The one that has
-    waited longest for its share goes first.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rate_bytes_per_s = 0.0  # of all of them
-        self._line: Line[Flow[JobT]] = Line()
-
-    def add(self, flow: Flow[JobT], now_s: float) -> None:
-        self.rate_bytes_per_s += flow.rate_bytes_per_s or 0.0
-        super().add(flow, now_s)
-
-    def discard(self, flow: Flow[JobT]) -> None:
-        if flow in self.flows:
-            rest = self.rate_bytes_per_s - (flow.rate_bytes_per_s or 0.0)
-            self.rate_bytes_per_s = rest if len(self.flows) > 1 else 0.0
-        super().discard(flow)
-
-    def _ready(self, flow: Flow[JobT], now_s: float) -> None:
-        self._line.put(flow, flow.pace.next_at_s)
-
-    def _unready(self, flow: Flow[JobT]) -> None:
-        self._line.discard(flow)
-
-    def _first(self, now_s: float) -> Flow[JobT] | None:
-        first = self._line.first()
-        return first[1] if first else None
-
-    def _rank(self, flow: Flow[JobT]) -> float:
-        return flow.pace.next_at_s
-
-    def sent(self, flow: Flow[JobT], length_bytes: int, now_s: float) -> None:
-        self._line.put(flow, flow.pace.next_at_s)

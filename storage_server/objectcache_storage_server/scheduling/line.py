@@ -25,6 +25,9 @@ class Line(Generic[ItemT]):
     def __iter__(self) -> Iterator[ItemT]:
         return iter(self._valid)
 
+    def __contains__(self, item: ItemT) -> bool:
+        return item in self._valid
+
     def __len__(self) -> int:
         return len(self._valid)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 
 METER_BINS = 10
 METER_S = 1.0
@@ -42,6 +43,38 @@ class Pace:
 
     def __repr__(self) -> str:
         return f"<Pace {self.rate_bytes_per_s:.3g} B/s>"
+
+
+class TenantPaces:
+    """A clock for each tenant that has a cap of its own."""
+
+    def __init__(self, catch_up_s: float) -> None:
+        self._catch_up_s = catch_up_s
+        self._paces: dict[str, Pace] = {}
+
+    def change(self, caps: Mapping[str, float], now_s: float) -> None:
+        """Other caps from now on, bytes per second by tenant. What a tenant was sent too early is
+        still owed; a cap that stays is as if nothing had changed.
+        """
+        before, self._paces = self._paces, {}
+        for tenant, cap_bytes_per_s in caps.items():
+            pace = before.get(tenant) or Pace(cap_bytes_per_s, self._catch_up_s, now_s)
+            if pace.rate_bytes_per_s != cap_bytes_per_s:
+                pace.change(cap_bytes_per_s, now_s)
+            self._paces[tenant] = pace
+
+    def next_at_s(self, tenant: str) -> float:
+        """When the tenant's next piece may go; -infinity without a cap of its own."""
+        pace = self._paces.get(tenant)
+        return -math.inf if pace is None else pace.next_at_s
+
+    def charge(self, tenant: str, length_bytes: int, now_s: float) -> None:
+        """A piece of the tenant's goes now."""
+        if pace := self._paces.get(tenant):
+            pace.charge(length_bytes, now_s)
+
+    def __repr__(self) -> str:
+        return f"<TenantPaces of {len(self._paces)}>"
 
 
 class RateMeter:

@@ -24,10 +24,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
+
 from objectcache_storage_server.scheduling.demand import Demand
 
 Weighting = Callable[[Sequence[Demand]], list[float]]
 Limiting = Callable[[Sequence[Demand], float], list[float]]
+Floats = npt.NDArray[np.float64]
+
+ARRAYS_MIN = 64  # demands: of more, arrays are quicker
 
 
 def assigned_rates(
@@ -57,6 +63,8 @@ def water_filled(weights: Sequence[float], limits: Sequence[float], budget: floa
     """`min(limit, level * weight)` of each, at the one level where they use up the budget; the
     limits where these fit. Weights are above 0. O(n log n).
     """
+    if len(limits) > ARRAYS_MIN:
+        return _water_filled_arrays(np.array(weights), np.array(limits), budget)
     if sum(limits) <= budget:
         return list(limits)
     reached_at = [limit / weight for limit, weight in zip(limits, weights, strict=True)]
@@ -70,6 +78,21 @@ def water_filled(weights: Sequence[float], limits: Sequence[float], budget: floa
             break
         left -= limits[index]
     return [min(limit, level * weight) for limit, weight in zip(limits, weights, strict=True)]
+
+
+def _water_filled_arrays(weights: Floats, limits: Floats, budget: float) -> list[float]:
+    """The same, of many."""
+    if float(limits.sum()) <= budget:
+        return list(map(float, limits))
+    reached_at = limits / weights
+    order = np.argsort(reached_at, kind="stable")
+    weights_left = np.cumsum(weights[order][::-1])[::-1]
+    before = np.concatenate(([0.0], np.cumsum(limits[order])[:-1]))
+    levels = np.maximum.accumulate(np.maximum((budget - before) / weights_left, 0.0))
+    held = levels <= reached_at[order]
+    level = levels[int(held.argmax()) if held.any() else -1]
+    rates: list[float] = np.minimum(limits, level * weights).tolist()
+    return rates
 
 
 def _limit_tenants(

@@ -8,7 +8,7 @@ the form that is called surplus round robin).
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -20,12 +20,11 @@ class DeficitRoundRobin(Generic[ItemT]):
     """Items take turns. An item that leaves forfeits its deficit and its debt."""
 
     def __init__(self) -> None:
-        self._ring: deque[ItemT] = deque()
+        self._deficits: OrderedDict[ItemT, float] = OrderedDict()  # in order of the turns
         self._weights: dict[ItemT, float] = {}
-        self._deficits: dict[ItemT, float] = {}
 
     def __len__(self) -> int:
-        return len(self._ring)
+        return len(self._deficits)
 
     def __contains__(self, item: ItemT) -> bool:
         return item in self._weights
@@ -34,27 +33,25 @@ class DeficitRoundRobin(Generic[ItemT]):
         """Join the round, at its end; changes the weight of an item that is in it."""
         assert weight > 0
         if item not in self._weights:
-            self._ring.append(item)
             self._deficits[item] = QUANTUM_BYTES * weight
         self._weights[item] = weight
 
     def discard(self, item: ItemT) -> None:
         """Leave the round; no effect on an item that is not in it."""
         if item in self._weights:
-            self._ring.remove(item)
             del self._weights[item], self._deficits[item]
 
     def turn(self) -> ItemT | None:
         """Whose turn it is; None where the round is empty."""
         passed = 0
-        while self._ring:
-            item = self._ring[0]
-            if self._deficits[item] > 0:
+        while self._deficits:
+            item, deficit = next(iter(self._deficits.items()))
+            if deficit > 0:
                 return item
-            self._deficits[item] += QUANTUM_BYTES * self._weights[item]
-            self._ring.rotate(-1)
+            self._deficits[item] = deficit + QUANTUM_BYTES * self._weights[item]
+            self._deficits.move_to_end(item)
             passed += 1
-            if passed == len(self._ring):
+            if passed == len(self._deficits):
                 self._skip_rounds()
                 passed = 0
         return None
@@ -74,4 +71,4 @@ class DeficitRoundRobin(Generic[ItemT]):
         self._deficits[item] -= length_bytes
 
     def __repr__(self) -> str:
-        return f"<DeficitRoundRobin {len(self._ring)} items>"
+        return f"<DeficitRoundRobin {len(self._deficits)} items>"

@@ -39,6 +39,7 @@ class UrgentLane(Lane[JobT]):
         self._planned_capacity = math.inf
         self._search: OriginSearch | None = None  # for an order better than the plan's
         self._searched: list[Flow[JobT]] = []
+        self._unranked: list[Flow[JobT]] = []  # whose key is of before a change
 
     def add(self, flow: Flow[JobT], now_s: float) -> None:
         self._must_plan = True
@@ -76,22 +77,40 @@ class UrgentLane(Lane[JobT]):
         self._line.discard(flow)
         self._late.discard(flow)
 
-    def _first(self, now_s: float) -> Flow[JobT] | None:
+    def reckon_anew(self, flow: Flow[JobT], now_s: float) -> None:
+        """The flow's window is another one."""
+        self._must_plan = self._must_plan or flow in self.flows
+        if flow in self._line or flow in self._late:
+            self._ready(flow, now_s)
+
+    def reckon_all_anew(self) -> None:
+        """The link or the weights are others: all flows are ranked again, a few a decision."""
+        self._must_plan = True
+        self._unranked = [*self._line, *self._late]
+
+    def _prepare(self, now_s: float) -> None:
+        super()._prepare(now_s)
+        for _ in range(min(MOVED_MAX, len(self._unranked))):
+            flow = self._unranked.pop()
+            if flow in self._line or flow in self._late:
+                self._ready(flow, now_s)
         if len(self.flows) > PLANNED_MAX:
-            return self._first_by_rule(now_s)
-        if self._must_plan or self._is_off_plan(now_s):
+            self._rank_by_rule(now_s)
+        elif self._must_plan or self._is_off_plan(now_s):
             self._plan(now_s)
         elif self._search is not None:
             self._search_on(now_s)
-        first = self._line.first()
-        return first[1] if first else None
+
+    def _first(self, now_s: float) -> Flow[JobT] | None:
+        chosen = self._late.first() or self._line.first()
+        return chosen[1] if chosen else None
 
     def sent(self, flow: Flow[JobT], length_bytes: int, now_s: float) -> None:
         self._ready(flow, now_s)
 
     # --- by the rule ---
 
-    def _first_by_rule(self, now_s: float) -> Flow[JobT] | None:
+    def _rank_by_rule(self, now_s: float) -> None:
         for _ in range(MOVED_MAX):
             if (first := self._line.first()) is None or first[0] > now_s:
                 break
@@ -99,8 +118,6 @@ class UrgentLane(Lane[JobT]):
             self._rank_late(first[1], now_s)
         if (stalest := self._late.stalest()) is not None:
             self._rank_late(stalest, now_s)
-        chosen = self._late.first() or self._line.first()
-        return chosen[1] if chosen else None
 
     def _rank_late(self, flow: Flow[JobT], now_s: float) -> None:
         """Urgency grows with time, of each flow at its own pace."""

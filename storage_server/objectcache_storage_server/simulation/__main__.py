@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, get_args
 
 from rich.console import Console
 
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.schedule import PolicyName
+from objectcache_schemas.schedule import PolicyName, TenantShare
 from objectcache_schemas.settings import CAP_GBPS_MAX, Settings
 from objectcache_storage_server.scheduling.admission import AdmissionLimits
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT
-from objectcache_storage_server.simulation.arrivals import Arrival, among_tenants, at_load
+from objectcache_storage_server.simulation.arrivals import (
+    Arrival,
+    among_tenants,
+    at_load,
+    with_chunkwise,
+    with_window_errors,
+    without_windows,
+)
 from objectcache_storage_server.simulation.machine import Machine
 from objectcache_storage_server.simulation.measures import Measures, measure
-from objectcache_storage_server.simulation.mix import poisson_arrivals, read_mix
+from objectcache_storage_server.simulation.mix import Mix, poisson_arrivals, rate_for, read_mix
 from objectcache_storage_server.simulation.mooncake import REQUESTS_MAX, trace_arrivals
 from objectcache_storage_server.simulation.plot import check_plot, draw
 from objectcache_storage_server.simulation.report import as_csv, as_json, table
 from objectcache_storage_server.simulation.run import Schedule, simulate
+from objectcache_storage_server.simulation.tenant_shares import read_shares
 
 PROGRAM = "objectcache simulate"
 DESCRIPTION = """\
@@ -34,7 +43,8 @@ from a mix (Llama 3.1 8B: 32 layers, 4,096 bytes a token and layer). Every reque
 """
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 REQUESTS = 1000
-RATE_PER_S = 5.0
+UTILISATION = 0.7  # of the link by bytes, by the default rate
+WINDOW_ERROR_MAX = 100.0
 LOAD_MAX = 1000.0
 LOADS_MAX = 32
 TENANTS_MAX = 100_000
@@ -63,7 +73,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"how many, from the first; default {REQUESTS}, of a trace all",
     )
     requests.add_argument(
-        "--rate", type=float, metavar="R", help=f"a second, at random; default {RATE_PER_S:g}"
+        "--rate",
+        type=float,
+        metavar="R",
+        help=f"a second, at random; default: what uses {UTILISATION:.0%}% of the link",
     )
     requests.add_argument(
         "--mix",
@@ -80,6 +93,27 @@ def _parser() -> argparse.ArgumentParser:
     requests.add_argument(
         "--tenants", type=int, metavar="N", help="spread over so many, by Zipf's law"
     )
+    requests.add_argument(
+        "--chunkwise",
+        type=float,
+        default=0.0,
+        metavar="PART",
+        help="of the requests, from 0 to 1: delivered chunkwise, outside of the pool; default 0",
+    )
+    requests.add_argument(
+        "--windowless",
+        type=float,
+        default=0.0,
+        metavar="PART",
+        help="of the requests, from 0 to 1: the scheduler is told no compute window; default 0",
+    )
+    requests.add_argument(
+        "--window-error",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="the scheduler is told windows that are wrong by a factor from 1/F to F; default 1",
+    )
     requests.add_argument("--seed", type=int, default=0, metavar="S", help="of all chance; 0")
     server = parser.add_argument_group("server")
     policy = server.add_mutually_exclusive_group()
@@ -94,6 +128,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     server.add_argument(
         "--deliveries-max", type=int, metavar="N", help="at once; default as storage.deliveries_max"
+    )
+    server.add_argument(
+        "--feedback",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="GPUs tell which layers they are through with; default yes",
+    )
+    server.add_argument(
+        "--tenant",
+        action="append",
+        default=[],
+        metavar="N=WEIGHT[:CAP_GBPS]",
+        help="share of the tenant with the Nth most requests; may be repeated",
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="for programs")
@@ -120,6 +167,9 @@ def _check_flags(flags: argparse.Namespace) -> None:
     _check("--requests", flags.requests, 1, REQUESTS_MAX)
     _check("--rate", flags.rate, 1e-3, 1e5)
     _check("--tenants", flags.tenants, 1, TENANTS_MAX)
+    _check("--chunkwise", flags.chunkwise, 0, 1)
+    _check("--windowless", flags.windowless, 0, 1)
+    _check("--window-error", flags.window_error, 1, WINDOW_ERROR_MAX)
     _check("--deliveries-max", flags.deliveries_max, 1, 1_000_000)
     if flags.trace is not None and flags.rate is not None:
         raise InvalidRequest(
@@ -149,14 +199,30 @@ def _load(text: str) -> float:
     return load
 
 
-def _arrivals(flags: argparse.Namespace) -> list[Arrival]:
+def _arrivals(flags: argparse.Namespace, machine: Machine) -> list[Arrival]:
     mix = read_mix(flags.mix)
     if flags.trace is not None:
         arrivals = trace_arrivals(flags.trace, mix.profile, flags.requests or REQUESTS_MAX)
     else:
-        rate_per_s = flags.rate or RATE_PER_S
-        arrivals = poisson_arrivals(mix, flags.requests or REQUESTS, rate_per_s, flags.seed)
-    return among_tenants(arrivals, flags.tenants, flags.seed) if flags.tenants else arrivals
+        flags.rate = flags.rate or _default_rate(mix, machine)
+        arrivals = poisson_arrivals(mix, flags.requests or REQUESTS, flags.rate, flags.seed)
+    return _varied(arrivals, flags)
+
+
+def _default_rate(mix: Mix, machine: Machine) -> float:
+    return rate_for(mix, UTILISATION, machine.alone_bytes_per_s / machine.token_bytes)
+
+
+def _varied(arrivals: list[Arrival], flags: argparse.Namespace) -> list[Arrival]:
+    if flags.tenants:
+        arrivals = among_tenants(arrivals, flags.tenants, flags.seed)
+    if flags.window_error > 1:
+        arrivals = with_window_errors(arrivals, flags.window_error, flags.seed)
+    if flags.chunkwise:
+        arrivals = with_chunkwise(arrivals, flags.chunkwise, flags.seed)
+    if flags.windowless:
+        arrivals = without_windows(arrivals, flags.windowless, flags.seed)
+    return arrivals
 
 
 def _machine(flags: argparse.Namespace) -> Machine:
@@ -168,7 +234,9 @@ def _machine(flags: argparse.Namespace) -> Machine:
     )
 
 
-def _schedule(policy: PolicyName, flags: argparse.Namespace) -> Schedule:
+def _schedule(
+    policy: PolicyName, tenants: Mapping[str, TenantShare], flags: argparse.Namespace
+) -> Schedule:
     settings = Settings()
     scheduler = settings.scheduler
     limits = AdmissionLimits(
@@ -177,11 +245,18 @@ def _schedule(policy: PolicyName, flags: argparse.Namespace) -> Schedule:
         queue_max=scheduler.queue_max,
         queue_timeout_s=scheduler.queue_timeout_s,
     )
-    return Schedule(policy, flags.margin_gbps, scheduler.epoch_s, limits)
+    return Schedule(
+        policy,
+        flags.margin_gbps,
+        scheduler.epoch_s,
+        limits,
+        has_feedback=flags.feedback,
+        tenants=tenants,
+    )
 
 
 def _title(flags: argparse.Namespace, arrivals: Sequence[Arrival]) -> str:
-    source = flags.trace.name if flags.trace else f"{flags.rate or RATE_PER_S:g} requests/s"
+    source = flags.trace.name if flags.trace else f"{flags.rate:.3g} requests/s"
     return f"{source}, {len(arrivals):,} deliveries, {flags.cap_gbps:g} Gbps"
 
 
@@ -189,15 +264,17 @@ def run(arguments: Sequence[str], console: Console) -> None:
     """Print what was asked. Raises `InvalidRequest` naming the flag, or the line of the file."""
     flags = _parser().parse_args(arguments)
     _check_flags(flags)
-    loads, machine, arrivals = _loads(flags.load), _machine(flags), _arrivals(flags)
+    loads, machine = _loads(flags.load), _machine(flags)
+    tenants = read_shares(flags.tenant, flags.tenants)
+    arrivals = _arrivals(flags, machine)
     policies = [flags.policy] if flags.policy else list(POLICIES)
     measures: list[Measures] = []
     begun_s = time.perf_counter()
     for load in loads:
         coming = at_load(arrivals, load)
         for policy in policies:
-            outcome = simulate(coming, machine, _schedule(policy, flags))
-            measures.append(measure(policy, load, coming, machine, outcome))
+            outcome = simulate(coming, machine, _schedule(policy, tenants, flags))
+            measures.append(measure(policy, load, coming, machine, outcome, tenants))
     took_s = time.perf_counter() - begun_s
     _write(measures, _title(flags, arrivals), flags, console)
     events = sum(one.events for one in measures)
@@ -207,10 +284,6 @@ def run(arguments: Sequence[str], console: Console) -> None:
 def _write(
     measures: list[Measures], title: str, flags: argparse.Namespace, console: Console
 ) -> None:
-    if flags.json:
-        console.file.write(as_json(measures) + "\n")
-    else:
-        console.print(table(measures, title))
     if flags.csv is not None:
         try:
             flags.csv.write_text(as_csv(measures))
@@ -218,6 +291,10 @@ def _write(
             raise InvalidRequest(f"cannot write {flags.csv}: {error.strerror}") from error
     if flags.plot is not None:
         draw(measures, title, flags.plot)
+    if flags.json:
+        console.file.write(as_json(measures) + "\n")
+    else:
+        console.print(table(measures, title))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -232,4 +309,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it quietly
     sys.exit(main())

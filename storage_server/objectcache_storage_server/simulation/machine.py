@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_storage_server.engines.base import Placement
@@ -36,14 +36,27 @@ class Machine:
         """What a single delivery gets."""
         return min(self.cap_bytes_per_s, self.nic_bytes_per_s, self.engine_bytes_per_s)
 
+    @property
+    def token_bytes(self) -> int:
+        """Of all layers."""
+        return self.token_layer_bytes * self.num_layers
+
     def demand(self, arrival: Arrival) -> Demand:
-        """An arrival as the policies see it."""
+        """An arrival as it is."""
         layer_bytes = arrival.cached_tokens * self.token_layer_bytes
         return Demand(layer_bytes, arrival.compute_window_s, self.num_layers, tenant=arrival.tenant)
 
+    def told_demand(self, arrival: Arrival) -> Demand:
+        """An arrival as the policies see it."""
+        return replace(self.demand(arrival), compute_window_s=arrival.told_window_s)
+
     def alone_ttft_s(self, arrival: Arrival) -> float:
         """From its arrival to its first token, if it were alone."""
-        return self.engine_latency_s + ttft_at_rate(self.demand(arrival), self.alone_bytes_per_s)
+        demand = self.demand(arrival)
+        if arrival.is_chunkwise:
+            carrying_s = demand.payload_bytes / self.alone_bytes_per_s
+            return self.engine_latency_s + carrying_s + _computing_s(demand)
+        return self.engine_latency_s + ttft_at_rate(demand, self.alone_bytes_per_s)
 
 
 class Client:
@@ -58,7 +71,8 @@ class Client:
         self.is_gone = False
         self.arrived_bytes = 0
         self.origin_s = 0.0  # when the GPU could have begun, not to wait later
-        self._fragments = _fragments(self.demand, fragment_bytes, machine.token_layer_bytes)
+        mode = DeliveryMode.CHUNKWISE if arrival.is_chunkwise else DeliveryMode.LAYERWISE
+        self._fragments = _fragments(self.demand, fragment_bytes, machine.token_layer_bytes, mode)
         self._next = next(self._fragments, None)
 
     def take(self) -> Fragment | None:
@@ -73,10 +87,22 @@ class Client:
         self.is_admitted = True
 
     def arrived(self, fragment: Fragment, at_s: float) -> None:
-        """The fragment's last byte is in the client's memory."""
+        """The fragment's last byte is in the client's memory. They come in their order."""
         self.arrived_bytes += fragment.length_bytes
+        first_layer = 0 if self.arrival.is_chunkwise else fragment.first_layer
         window_s = self.demand.compute_window_s or 0.0
-        self.origin_s = max(self.origin_s, at_s - fragment.first_layer * window_s)
+        self.origin_s = max(self.origin_s, at_s - first_layer * window_s)
+
+    @property
+    def arrived_layers(self) -> int:
+        """Layers that are whole; of a chunkwise delivery none before all are."""
+        if self.arrival.is_chunkwise and self.arrived_bytes < self.demand.payload_bytes:
+            return 0
+        return self.arrived_bytes // self.demand.layer_bytes
+
+    def computed_s(self, layers: int) -> float:
+        """When the GPU is through with the first layers, the last of which has just arrived."""
+        return self.origin_s + layers * (self.demand.compute_window_s or 0.0)
 
     @property
     def is_sent(self) -> bool:
@@ -86,14 +112,19 @@ class Client:
     @property
     def ttft_s(self) -> float:
         """From the request's arrival until its last layer is computed."""
-        computing_s = self.demand.num_layers * (self.demand.compute_window_s or 0.0)
-        return self.origin_s + computing_s - self.arrival.at_s
+        return self.origin_s + _computing_s(self.demand) - self.arrival.at_s
 
     def __repr__(self) -> str:
         return f"<Client {self.arrived_bytes}/{self.demand.payload_bytes} bytes>"
 
 
-def _fragments(demand: Demand, fragment_bytes: int, token_layer_bytes: int) -> Iterator[Fragment]:
+def _computing_s(demand: Demand) -> float:
+    return demand.num_layers * (demand.compute_window_s or 0.0)
+
+
+def _fragments(
+    demand: Demand, fragment_bytes: int, token_layer_bytes: int, mode: DeliveryMode
+) -> Iterator[Fragment]:
     """As the server's planner cuts them, of chunks of CHUNK_TOKENS."""
     slice_bytes = CHUNK_TOKENS * token_layer_bytes
     chunks = max(1, round(demand.layer_bytes / slice_bytes))
@@ -101,4 +132,4 @@ def _fragments(demand: Demand, fragment_bytes: int, token_layer_bytes: int) -> I
     descriptor = Descriptor(keys, demand.num_layers, CHUNK_TOKENS, demand.layer_bytes // chunks)
     whole = max(fragment_bytes, descriptor.per_layer_chunk_bytes)
     placements = [Placement(0, 0)] * chunks
-    return plan_chunks(descriptor, placements, DeliveryMode.LAYERWISE, whole).fragments()
+    return plan_chunks(descriptor, placements, mode, whole).fragments()

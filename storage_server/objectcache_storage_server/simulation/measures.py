@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,22 @@ class Fairness:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantMeasures:
+    """A tenant that has a share of its own."""
+
+    tenant: str
+    served: int
+    slow_downs: int
+    added_mean_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measures:
-    """One policy at one load. Added TTFT is that over the request alone on an idle link."""
+    """One policy at one load. Added TTFT is that over the request alone on an idle link.
+
+    `offered_utilisation` is the bytes that are asked for in a second over those the link carries;
+    None where all requests come at once.
+    """
 
     policy: str
     load: float
@@ -39,15 +53,24 @@ class Measures:
     added_p50_s: float
     added_p99_s: float
     stalled: float  # fraction of those served
+    offered_utilisation: float | None
     link_utilisation: float
     fairness: Fairness | None
     events: int
+    tenants: tuple[TenantMeasures, ...] = ()
 
 
 def measure(
-    policy: str, load: float, arrivals: Sequence[Arrival], machine: Machine, outcome: Outcome
+    policy: str,
+    load: float,
+    arrivals: Sequence[Arrival],
+    machine: Machine,
+    outcome: Outcome,
+    tenants: Collection[str] = (),
 ) -> Measures:
-    """Of all requests that were served; where none was, the times are 0."""
+    """Of all requests that were served; where none was, the times are 0. `tenants` are those that
+    are measured each for itself.
+    """
     alone_s = np.array([machine.alone_ttft_s(client.arrival) for client in outcome.clients])
     added_s = np.array([client.ttft_s for client in outcome.clients]) - alone_s
     span_s = outcome.end_s - arrivals[0].at_s
@@ -63,10 +86,29 @@ def measure(
         added_p50_s=float(p50_s),
         added_p99_s=float(p99_s),
         stalled=float((added_s > STALLED_FRACTION * alone_s).mean()) if len(added_s) else 0.0,
+        offered_utilisation=offered_utilisation(arrivals, machine),
         link_utilisation=outcome.sent_bytes / machine.alone_bytes_per_s / span_s if span_s else 0.0,
         fairness=_fairness(outcome.clients, added_s.tolist()) if has_tenants else None,
         events=outcome.events,
+        tenants=tuple(_tenant(tenant, outcome, added_s.tolist()) for tenant in tenants),
     )
+
+
+def offered_utilisation(arrivals: Sequence[Arrival], machine: Machine) -> float | None:
+    """See `Measures`. The last request ends the span, so it does not count."""
+    span_s = arrivals[-1].at_s - arrivals[0].at_s
+    asked_bytes = sum(machine.demand(arrival).payload_bytes for arrival in arrivals[:-1])
+    return asked_bytes / machine.alone_bytes_per_s / span_s if span_s else None
+
+
+def _tenant(tenant: str, outcome: Outcome, added_s: Sequence[float]) -> TenantMeasures:
+    own_s = [
+        one_s
+        for client, one_s in zip(outcome.clients, added_s, strict=True)
+        if client.arrival.tenant == tenant
+    ]
+    refused = sum(arrival.tenant == tenant for arrival in outcome.refused)
+    return TenantMeasures(tenant, len(own_s), refused, sum(own_s) / len(own_s) if own_s else 0.0)
 
 
 def _fairness(clients: Sequence[Client], added_s: Sequence[float]) -> Fairness | None:

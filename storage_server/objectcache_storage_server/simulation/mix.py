@@ -78,3 +78,13 @@ def poisson_arrivals(mix: Mix, requests: int, rate_per_s: float, seed: int) -> l
         row = chooser.choice(mix.rows)
         arrivals.append(Arrival(now_s, row[1], windows[row]))
     return arrivals
+
+
+def rate_for(mix: Mix, utilisation: float, tokens_per_s: float) -> float:
+    """Requests a second of the mix that use so much of a link that carries `tokens_per_s`. Raises
+    `InvalidRequest` for an empty mix.
+    """
+    if not mix.rows:
+        raise InvalidRequest("no row of the mix has cached tokens")
+    mean_tokens = sum(cached_tokens for _, cached_tokens in mix.rows) / len(mix.rows)
+    return utilisation * tokens_per_s / mean_tokens

@@ -14,17 +14,30 @@ from rich.table import Table
 
 from objectcache_storage_server.simulation.measures import Measures
 
+CAPTION = (
+    "added: to each request alone on the idle link; offered: bytes asked for, of what it carries\n"
+    "No lower bound is stated for arrivals over time; `objectcache schedule` has one for up to 8 "
+    "requests that begin at once."
+)
+
 
 def table(measures: Sequence[Measures], title: str) -> Table:
     """A row for each policy at each load."""
-    shown = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
+    shown = Table(
+        box=box.SIMPLE,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+    )
     shown.add_column("load", justify="right")
-    shown.add_column("policy")
+    shown.add_column("policy", min_width=max(len(one.policy) for one in measures))
     columns = ["requests", "served", "SlowDown", "added TTFT mean ms", "p50", "p99", "stalled"]
-    columns.append("link used")
+    columns += ["offered", "link used"]
     has_tenants = any(one.fairness for one in measures)
     if has_tenants:
         columns += ["Jain", "worst tenant, mean ms"]
+    columns += [f"{one.tenant}, mean ms" for one in measures[0].tenants]
     for column in columns:
         shown.add_column(column, justify="right")
     load = None
@@ -33,6 +46,7 @@ def table(measures: Sequence[Measures], title: str) -> Table:
             shown.add_section()
         load = one.load
         shown.add_row(*_cells(one, has_tenants))
+    shown.caption = CAPTION
     return shown
 
 
@@ -47,6 +61,7 @@ def _cells(one: Measures, has_tenants: bool) -> list[str]:
         _ms(one.added_p50_s),
         _ms(one.added_p99_s),
         f"{one.stalled:.1%}",
+        "-" if one.offered_utilisation is None else f"{one.offered_utilisation:.1%}",
         f"{one.link_utilisation:.1%}",
     ]
     if has_tenants:
@@ -54,7 +69,7 @@ def _cells(one: Measures, has_tenants: bool) -> list[str]:
         cells += (
             [f"{fairness.jain:.3f}", _ms(fairness.worst_mean_added_s)] if fairness else ["", ""]
         )
-    return cells
+    return cells + [_ms(tenant.added_mean_s) for tenant in one.tenants]
 
 
 def as_json(measures: Sequence[Measures]) -> str:
@@ -75,8 +90,10 @@ def as_csv(measures: Sequence[Measures]) -> str:
 def _flat(one: Measures) -> dict[str, Any]:
     row = asdict(one)
     fairness = row.pop("fairness") or {}
+    del row["tenants"]  # a column each, at the end
     names = ("tenants", "jain", "worst_tenant", "worst_mean_added_s")
-    return {**row, **{name: fairness.get(name, "") for name in names}}
+    own = {f"{each.tenant}_added_mean_s": each.added_mean_s for each in one.tenants}
+    return {**row, **{name: fairness.get(name, "") for name in names}, **own}
 
 
 def _ms(seconds: float) -> str:

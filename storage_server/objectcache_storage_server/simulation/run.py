@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration
+from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration, TenantShare
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.admission import Admission, AdmissionLimits, Waiting
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Grant, Scheduler
@@ -23,13 +23,17 @@ READ_AHEAD_S = 0.010  # so much the readers have asked for that has not gone
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What is compared."""
+    """What is compared. With feedback the scheduler hears of each layer that a GPU is through
+    with, as the SDK tells it.
+    """
 
     policy: PolicyName
     margin_gbps: float
     epoch_s: float
     limits: AdmissionLimits
     fragment_s: float = FRAGMENT_S
+    has_feedback: bool = True
+    tenants: Mapping[str, TenantShare] = field(default_factory=dict[str, TenantShare])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,10 @@ class _Simulation:
     def __init__(self, arrivals: Sequence[Arrival], machine: Machine, schedule: Schedule) -> None:
         self._machine = machine
         self._queue_timeout_s = schedule.limits.queue_timeout_s
+        self._has_feedback = schedule.has_feedback
         self._scheduler: Scheduler[Client] = Scheduler(_configuration(machine, schedule), 0.0)
         self._fragment_bytes = int(machine.alone_bytes_per_s * schedule.fragment_s)
-        self._admission = Admission(schedule.limits)
+        self._admission = Admission(schedule.limits, schedule.tenants)
         self._at_entrance: dict[Waiting, Arrival] = {}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = itertools.count()
@@ -110,7 +115,8 @@ class _Simulation:
 
     def _begin(self, arrival: Arrival, now_s: float) -> None:
         client = Client(arrival, self._machine, self._fragment_bytes)
-        self._scheduler.add(client, client.demand, now_s, pooled=True)
+        told = self._machine.told_demand(arrival)
+        self._scheduler.add(client, told, now_s, pooled=arrival.is_pooled)
         if not client.is_admitted:
             self._at(now_s + self._queue_timeout_s, lambda at_s: self._give_up(client, at_s))
 
@@ -132,7 +138,12 @@ class _Simulation:
         self._link_free_s = max(now_s, self._link_free_s) + length_bytes / machine.alone_bytes_per_s
         arrives_s = self._link_free_s + machine.engine_latency_s
         self._sent_bytes += length_bytes
+        before = client.arrived_layers
         client.arrived(fragment, arrives_s)
+        if self._has_feedback and client.arrived_layers > before:
+            layers = client.arrived_layers
+            consume = partial(self._scheduler.consumed, client, layers)
+            self._at(client.computed_s(layers), consume)
         if client.is_sent:
             self._at(arrives_s, lambda at_s: self._end(client, at_s))
 
@@ -148,4 +159,5 @@ def _configuration(machine: Machine, schedule: Schedule) -> ScheduleConfiguratio
         margin_gbps=schedule.margin_gbps,
         epoch_s=schedule.epoch_s,
         layerwise_threshold_bytes=0,
+        tenants=dict(schedule.tenants),
     )

@@ -48,6 +48,8 @@ class DeliveryRecorder:
         client_s: What the client spent before it sent the request, as it says.
         gateway_s: What the gateway spent before it passed the request on, as it says.
         traceparent: W3C Trace Context of the request's span; empty where it is not traced.
+        path: That the request asks for; empty where it leaves it to the server.
+        policy: In force when it came. `accepted` says what both were in the end.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class DeliveryRecorder:
         client_s: float = 0.0,
         gateway_s: float = 0.0,
         traceparent: str = "",
+        path: str = "",
+        policy: str = "",
     ) -> None:
         self.request_id = request_id
         self.traceparent = traceparent
@@ -83,7 +87,8 @@ class DeliveryRecorder:
         self._error: WireError | None = None
         self._on_end: Callable[[DeliveryRecorder], None] | None = None
         # What `accepted` says
-        self._path = self._transport = self._delivery = self._policy = ""
+        self._path, self._policy = path, policy
+        self._transport = self._delivery = ""
         self._chunk_count = 0
         self._compute_window_s: float | None = None
         self._window_source = WindowSource.NONE.value
@@ -105,7 +110,7 @@ class DeliveryRecorder:
         """
         with self._lock:
             if self._accepted_s is None:
-                self._queued_s += seconds
+                self._queued_s += _duration(seconds)
 
     def planned(self, now_s: float) -> None:
         """All is known but the rate; until it is accepted it waits for that."""

@@ -34,7 +34,11 @@ class Transport(ABC):
 
     @abstractmethod
     def announce(self, end_layer: int) -> None:
-        """All delivered layers below `end_layer` are complete. The watermark only rises."""
+        """All delivered layers below `end_layer` are complete. The watermark only rises.
+
+        By one thread at a time, which may not be the one that wrote them. What raises has announced
+        nothing.
+        """
 
     @abstractmethod
     def fail(self, failed_layer: int, error: ObjectCacheError) -> None:

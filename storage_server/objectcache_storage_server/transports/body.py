@@ -80,6 +80,7 @@ class BodyTransport(Transport):
         for view in self._buffers.values():
             self._pool.put(view)
         self._buffers.clear()
+        self._wake = _nobody  # it holds the delivery
 
     def _notify(self) -> None:
         self._loop.call_soon_threadsafe(self._changed.set)
@@ -123,3 +124,7 @@ class BodyTransport(Transport):
             raise DeliveryFailed(f"the client is gone: {error.strerror}") from error
         finally:
             self._recorder.sending_ended(time.monotonic())
+
+
+def _nobody() -> None:
+    """Nobody waits for room any more."""

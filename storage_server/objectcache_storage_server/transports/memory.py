@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_storage_server.transports.base import Transport
 
@@ -17,6 +19,7 @@ class MemoryTransport(Transport):
         self.announced: list[int] = []
         self.failure: tuple[int, ObjectCacheError] | None = None
         self.closed = False
+        self._lock = threading.Lock()
 
     def reserve(self, offset_bytes: int, length_bytes: int) -> bool:
         return True
@@ -25,7 +28,8 @@ class MemoryTransport(Transport):
         return memoryview(self.buffer)[offset_bytes : offset_bytes + length_bytes]
 
     def written(self, offset_bytes: int, length_bytes: int) -> None:
-        self.written_bytes += length_bytes
+        with self._lock:
+            self.written_bytes += length_bytes
 
     def announce(self, end_layer: int) -> None:
         self.announced.append(end_layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_schemas.settings import CAP_GBPS_MAX
 from objectcache_storage_server.what_if.prediction import POLICIES, Link, predict
 from objectcache_storage_server.what_if.report import as_json, comparison_table, policy_table
@@ -26,7 +28,6 @@ weight and tenant.
 """
 ALONE_GBPS = 100.0  # the paper's link (section 5)
 PIPED_COLUMNS = 200  # nothing is cut where no terminal says how wide it is
-GBIT_BYTES = 1e9 / 8
 
 
 class _Parser(argparse.ArgumentParser):
@@ -100,10 +101,10 @@ def _link(flags: argparse.Namespace) -> Link:
     for tenant, gbps in flags.tenant_cap:
         _check_gbps(f"--tenant-cap {tenant}", gbps)
     return Link(
-        flags.cap_gbps * GBIT_BYTES,
-        flags.margin_gbps * GBIT_BYTES,
-        flags.link_gbps * GBIT_BYTES,
-        {tenant: gbps * GBIT_BYTES for tenant, gbps in flags.tenant_cap},
+        flags.cap_gbps * BYTES_PER_GBIT,
+        flags.margin_gbps * BYTES_PER_GBIT,
+        flags.link_gbps * BYTES_PER_GBIT,
+        {tenant: gbps * BYTES_PER_GBIT for tenant, gbps in flags.tenant_cap},
     )
 
 
@@ -140,4 +141,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it quietly
     sys.exit(main())

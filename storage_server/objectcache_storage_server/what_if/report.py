@@ -10,9 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.what_if.prediction import DYNAMIC, Prediction
-
-GBIT_BYTES = 1e9 / 8
 
 
 def as_json(predictions: Sequence[Prediction], cap_gbps: float, *, as_list: bool) -> str:
@@ -28,7 +27,7 @@ def _document(prediction: Prediction, cap_gbps: float) -> dict[str, Any]:
         "requests": [
             {
                 "name": request.name,
-                "rate_gbps": request.rate_bytes_per_s / GBIT_BYTES,
+                "rate_gbps": request.rate_bytes_per_s / BYTES_PER_GBIT,
                 "ttft_s": request.ttft_s,
                 "stall_s": request.stall_s,
             }
@@ -107,7 +106,7 @@ def _table(title: str) -> Table:
 
 
 def _gbps(rate_bytes_per_s: float) -> str:
-    return f"{rate_bytes_per_s / GBIT_BYTES:.2f}"
+    return f"{rate_bytes_per_s / BYTES_PER_GBIT:.2f}"
 
 
 def _ms(seconds: float) -> str:

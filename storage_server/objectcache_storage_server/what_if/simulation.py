@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_schemas.schedule import ScheduleConfiguration, TenantShare
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
@@ -14,7 +15,6 @@ from objectcache_storage_server.scheduling.scheduler import Scheduler, Wait
 LAYERS_MAX = 400_000  # of all requests; about ten seconds
 FRAGMENTS_WANTED = 200_000  # of all requests
 LAYER_FRAGMENTS_MAX = 16
-GBIT_BYTES = 1e9 / 8
 
 
 def layer_arrivals(
@@ -68,13 +68,13 @@ def _configuration(
 ) -> ScheduleConfiguration:
     return ScheduleConfiguration(
         policy="stall_dynamic",
-        cap_gbps=cap_bytes_per_s / GBIT_BYTES,
+        cap_gbps=cap_bytes_per_s / BYTES_PER_GBIT,
         margin_gbps=0.0,
         epoch_s=0.01,
         layerwise_threshold_bytes=0,
         tenants={
             demand.tenant: TenantShare(
-                weight=demand.weight, cap_gbps=tenant_caps.get(demand.tenant, 0.0) / GBIT_BYTES
+                weight=demand.weight, cap_gbps=tenant_caps.get(demand.tenant, 0.0) / BYTES_PER_GBIT
             )
             for demand in demands
         },

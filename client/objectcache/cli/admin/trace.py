@@ -42,6 +42,8 @@ def trace(
     """
     if svg_file is not None and request_id is None:
         fail("--svg draws one request; name its id, which the list without one shows")
+    if request_id == "":
+        fail("the request id is empty; leave it out to list the last deliveries")
     traces = _ask(request_id or "", last, (config, data_dir, assignments))
     if svg_file is not None:
         _draw(traces[0], svg_file)

@@ -1,0 +1,107 @@
+"""Deliveries straight into memory that a client on this host has registered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack
+
+from objectcache_schemas.descriptor import Descriptor, MemoryTarget
+from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unsupported
+from objectcache_schemas.messages import DeliveryEnded, KvGet
+from objectcache_storage_server.connections.consumption import ConsumptionWatch
+from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.running import (
+    RunningDelivery,
+    Terms,
+    accepted,
+    wait_admitted,
+)
+from objectcache_storage_server.connections.sessions import Session
+from objectcache_storage_server.deliver import Delivery, DeliveryState
+from objectcache_storage_server.engines.base import OpenObjects
+from objectcache_storage_server.plan import Plan
+from objectcache_storage_server.scheduling.compute_windows import shape_of
+from objectcache_storage_server.service import Service
+from objectcache_storage_server.targets import Lease
+from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
+
+
+def start_target(
+    service: Service,
+    plan: Plan,
+    opened: OpenObjects,
+    request: KvGet,
+    descriptor: Descriptor,
+    terms: Terms,
+) -> RunningDelivery:
+    """Begin reading straight into the client's registered memory.
+
+    Takes `opened` over, whether it succeeds or not.
+    """
+    asked = descriptor.rdma_target
+    assert asked is not None
+    with ExitStack() as undo:
+        undo.callback(opened.close)
+        lease = _lease(service, request.identity, asked, plan.payload_bytes)
+        undo.callback(lease.end)
+        session = lease.target.owner
+        assert isinstance(session, Session)
+        transport = SharedMemoryTransport(lease, asked.tag, session.post)
+        running = RunningDelivery(service, plan, opened, transport, terms)
+        undo.pop_all()  # from here on the delivery lets them go
+    try:
+        lease.on_release(running.delivery.fail)
+        shape = shape_of(descriptor, request.bucket, terms.chunk_count)
+        ConsumptionWatch(service, running, session, asked.tag, request.identity, shape)
+        running.start()
+    except BaseException:
+        running.delivery.fail(DeliveryFailed("it could not be begun"))
+        raise
+    return running
+
+
+def _lease(service: Service, identity: str, asked: MemoryTarget, payload_bytes: int) -> Lease:
+    if asked.transport != SharedMemoryTransport.name:
+        raise Unsupported(
+            f"rdma_target.transport {asked.transport!r} is not served; "
+            f"{SharedMemoryTransport.name!r} is"
+        )
+    return service.registry.lease(identity, asked, payload_bytes)
+
+
+async def serve_target(service: Service, talk: Conversation, running: RunningDelivery) -> None:
+    """Say that it was accepted and, once nothing is written any more, how it ended."""
+    try:
+        await wait_admitted(service, talk, running)
+    except BaseException:
+        await running.cancel("it was not let in")
+        raise
+    watching = asyncio.ensure_future(talk.stream.closed_by_peer())
+    ending = asyncio.ensure_future(running.ended.wait())
+    timeout_s = service.storage.delivery_timeout_s
+    try:
+        await talk.send(accepted(running))
+        await asyncio.wait(
+            {ending, watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not ending.done() and not watching.done():
+            await running.cancel(f"it took over {timeout_s:g} s (storage.delivery_timeout_s)")
+    finally:
+        watching.cancel()
+        ending.cancel()
+        try:
+            await asyncio.gather(watching, ending, return_exceptions=True)
+        finally:
+            await running.cancel("the client or the gateway is gone")
+    ended = _ended(running.delivery)
+    running.terms.recorder.ended(time.monotonic(), ended.error)
+    await talk.send(ended)
+
+
+def _ended(delivery: Delivery) -> DeliveryEnded:
+    if delivery.state is DeliveryState.COMPLETE:
+        return DeliveryEnded(payload_bytes=delivery.plan.payload_bytes)
+    error = delivery.error
+    assert isinstance(error, ObjectCacheError)
+    return DeliveryEnded(payload_bytes=0, error=error.to_wire(), failed_layer=delivery.end_layer)
