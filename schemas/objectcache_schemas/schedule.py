@@ -85,5 +85,5 @@ class ScheduleState(Message, frozen=True):
     changes: ScheduleChanges  # those in force over the settings
     deliveries: tuple[ScheduledDelivery, ...]  # the first 1,000
     delivery_count: int
-    waiting: int  # requests in their tenants' queues
+    waiting: int  # requests in their tenants' queues, and for memory
     rate_bytes_per_s: float  # of all deliveries, over the last second

@@ -135,7 +135,7 @@ class Service:
         """The schedule in force, and what it does. The dispatcher is held up for a copy only."""
         now_s = time.monotonic()
         copied = self.dispatcher.with_scheduler(lambda scheduler: copy_schedule(scheduler, now_s))
-        return copied.state(self.schedule_book.changes, self.entrance.waiting)
+        return copied.state(self.schedule_book.changes, self.entrance.waiting + self.memory.waiting)
 
     # --- puts ---
 

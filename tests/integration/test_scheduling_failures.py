@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from objectcache import Busy, Client, Delivery
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unavailable
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import DeliveryAccepted, KvGet, SendBody
+from objectcache_schemas.messages import DeliveryAccepted, GetHealth, Health, KvGet, SendBody
 from objectcache_schemas.schedule import PolicyName, ScheduleChanges, TenantShare
 from tests.integration.scheduling_load import (
     LAYOUT,
@@ -397,6 +397,103 @@ def test_the_gateways_bound_is_another_one_and_counts_those_who_wait(tmp_path: P
                 prefix.check(delivery)
         for _ in range(10):  # no place was lost
             begin_and_check(prefix)
+
+
+# --- memory ---
+
+MEMORY_BYTES = 4 * MIB
+HOLDER_COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScheduledServer]:
+    """A server with memory for four bodies of a fragment each."""
+    settings = (
+        f"storage.server_in_flight_bytes_max={MEMORY_BYTES}",
+        f"storage.delivery_in_flight_bytes_max={MEMORY_BYTES // HOLDER_COUNT}",
+        f"storage.fragment_bytes={MEMORY_BYTES // HOLDER_COUNT}",
+        "scheduler.queue_timeout_s=60",
+    )
+    with ScheduledServer(tmp_path_factory.mktemp("tight") / "data", *settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tight_prefix(tight: ScheduledServer) -> Iterator[Prefix]:
+    with tight.client() as client:
+        yield stored_prefix(client, "tight", CHUNK_COUNT)
+
+
+def health(served: ScheduledServer) -> tuple[int, int]:
+    """Deliveries that were let in, and the bytes that they were promised."""
+    with served.connect() as connection:
+        shown = connection.ask(GetHealth(), Health)
+    return shown.deliveries_in_flight, shown.in_flight_bytes
+
+
+@contextmanager
+def all_memory_held(served: ScheduledServer, prefix: Prefix) -> Generator[list[StorageClient]]:
+    """Clients whose deliveries hold all memory, because they read nothing."""
+    wait_until(lambda: health(served) == (0, 0), "earlier deliveries to end")
+    with ExitStack() as open_:
+        holders = [open_.enter_context(stall(served, prefix)) for _ in range(HOLDER_COUNT)]
+        for one in holders:
+            one.reply(DeliveryAccepted)
+            one.send(SendBody(offset_bytes=0, length_bytes=PAYLOAD_BYTES, into_socket=False))
+        assert health(served) == (HOLDER_COUNT, MEMORY_BYTES)
+        yield holders
+    wait_until(lambda: health(served) == (0, 0), "all memory to come back")
+
+
+def test_many_more_bodies_than_fit_into_memory_all_arrive(
+    tight: ScheduledServer, tight_prefix: Prefix
+) -> None:
+    with all_memory_held(tight, tight_prefix):
+        fetches = [Fetching(begin_and_check, tight_prefix) for _ in range(20)]
+        wait_until(lambda: health(tight)[0] == HOLDER_COUNT + 20, "all to come")
+        assert tight.state().delivery_count == HOLDER_COUNT  # the others wait
+    for one in fetches:
+        one.outcome()
+    wait_until(lambda: health(tight) == (0, 0), "all memory to come back")
+
+
+@pytest.mark.parametrize("how", ["hangs up", "reads"])
+def test_whoever_waits_for_memory_is_served_once_one_who_holds_it_lets_go(
+    tight: ScheduledServer, tight_prefix: Prefix, how: str
+) -> None:
+    s3 = tight.s3()
+    key = tight_prefix.keys[0]
+    with all_memory_held(tight, tight_prefix) as holders:
+        prefix = Fetching(begin_and_check, tight_prefix)
+        wait_until(lambda: health(tight)[0] == HOLDER_COUNT + 1, "the prefix to wait")
+        plain = Fetching(
+            lambda: s3.get_object(Bucket=tight_prefix.bucket.name, Key=key)["Body"].read()
+        )
+        wait_until(lambda: health(tight)[0] == HOLDER_COUNT + 2, "the object to wait")
+        assert health(tight)[1] == MEMORY_BYTES
+        assert prefix.is_alive()
+        assert plain.is_alive()
+        if how == "reads":
+            holders[0].receive_bytes(PAYLOAD_BYTES)
+        else:
+            holders[0].close()
+        prefix.outcome()
+        assert plain.outcome() == tight_prefix.chunks[0].tobytes()
+        wait_until(lambda: health(tight)[0] == HOLDER_COUNT - 1, "both to end")
+    s3.close()
+
+
+def test_whoever_hangs_up_while_it_waits_for_memory_holds_up_nobody(
+    tight: ScheduledServer, tight_prefix: Prefix
+) -> None:
+    with all_memory_held(tight, tight_prefix) as holders:
+        for _ in range(3):
+            with stall(tight, tight_prefix):
+                wait_until(lambda: health(tight)[0] == HOLDER_COUNT + 1, "it to wait")
+            wait_until(lambda: health(tight)[0] == HOLDER_COUNT, "it to leave")
+        assert health(tight)[1] == MEMORY_BYTES
+        holders[0].close()
+        begin_and_check(tight_prefix)
 
 
 # --- an orderly end ---

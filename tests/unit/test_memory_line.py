@@ -1,0 +1,454 @@
+"""Waiting for memory: in order, and whoever leaves leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from objectcache_schemas.errors import Busy, Unavailable
+from objectcache_schemas.frames import encode_frame
+from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.messages import ObjectOpened, OpenObject, SendBody
+from objectcache_schemas.settings import SchedulerSettings, ServerSettings, Settings
+from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.connections.body_gets import body_wish
+from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.gets import serve_object
+from objectcache_storage_server.connections.sockets import ConnectionEnded
+from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.entrance import Gone
+from objectcache_storage_server.memory_line import MemoryGrants, MemoryLine, MemoryWish, Turn
+from objectcache_storage_server.service import Service
+from tests.contract.engine_suite import put
+from tests.unit.test_service import BUCKET, DEADLINE_S, hosted
+
+CAPACITY_BYTES = 100
+LONG_S = 1000.0
+ROUNDS_UNTIL_THROUGH = 12  # of the loop, from a grant until its task has it; fewer suffice
+CONTENT = bytes(range(256)) * (8 * MIB // 256)
+
+
+def a_pool(capacity_bytes: int = CAPACITY_BYTES) -> BufferPool:
+    return BufferPool(10, capacity_bytes)
+
+
+def nothing() -> None:
+    """Nobody is told of the turn."""
+
+
+def whole(wanted_bytes: int) -> MemoryWish:
+    """A wish that takes all or nothing."""
+    return MemoryWish(wanted_bytes, wanted_bytes)
+
+
+# --- what the pool promises ---
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "wanted_bytes", "least_bytes", "granted_bytes"),
+    [
+        (100, 35, 10, 35),  # as wanted, though it is no multiple
+        (35, 35, 10, 35),
+        (34, 35, 10, 30),
+        (10, 35, 10, 10),
+        (9, 35, 10, 0),
+        (0, 35, 10, 0),
+        (34, 35, 1, 34),
+    ],
+)
+def test_a_grant_is_what_was_wanted_or_as_many_steps_as_are_free(
+    free_bytes: int, wanted_bytes: int, least_bytes: int, granted_bytes: int
+) -> None:
+    pool = a_pool()
+    taken_bytes = pool.grant(CAPACITY_BYTES - free_bytes)
+    assert pool.grant(wanted_bytes, least_bytes) == granted_bytes
+    assert pool.promised_bytes == taken_bytes + granted_bytes
+    pool.release(granted_bytes)
+    pool.release(taken_bytes)
+    assert pool.promised_bytes == 0
+
+
+# --- who is next ---
+
+
+def test_where_memory_is_free_nobody_waits() -> None:
+    pool = a_pool()
+    line = MemoryLine(pool, 0)
+    assert line.ask(MemoryWish(60, 10), nothing).granted_bytes == 60
+    assert line.ask(MemoryWish(60, 15), nothing).granted_bytes == 30
+    assert (line.waiting, pool.promised_bytes) == (0, 90)
+
+
+def test_nobody_overtakes_though_its_wish_would_fit() -> None:
+    pool = a_pool()
+    line = MemoryLine(pool, 10)
+    line.ask(whole(60), nothing)
+    large = line.ask(whole(80), nothing)
+    small = line.ask(whole(10), nothing)
+    line.advance()
+    assert (large.granted_bytes, small.granted_bytes, line.waiting) == (None, None, 2)
+    pool.release(60)
+    line.advance()
+    assert (large.granted_bytes, small.granted_bytes, line.waiting) == (80, 10, 0)
+
+
+def test_whoever_wants_nothing_does_not_wait() -> None:
+    pool = a_pool()
+    line = MemoryLine(pool, 1)
+    line.ask(whole(100), nothing)
+    line.ask(whole(10), nothing)
+    assert line.ask(MemoryWish(0, 0), nothing).granted_bytes == 0
+    assert (line.waiting, pool.promised_bytes) == (1, 100)
+
+
+def test_what_comes_back_is_granted_in_order_to_as_many_as_fit() -> None:
+    pool = a_pool()
+    line = MemoryLine(pool, 10)
+    told: list[int] = []
+    line.ask(whole(100), nothing)
+    turns = [line.ask(whole(30), partial(told.append, number)) for number in range(4)]
+    pool.release(70)
+    line.advance()
+    assert told == [0, 1]
+    assert [turn.granted_bytes for turn in turns] == [30, 30, None, None]
+    assert (line.waiting, pool.promised_bytes) == (2, 90)
+
+
+def test_the_head_that_leaves_lets_the_next_in() -> None:
+    pool = a_pool()
+    line = MemoryLine(pool, 10)
+    line.ask(whole(60), nothing)
+    large, small = line.ask(whole(80), nothing), line.ask(whole(40), nothing)
+    assert line.leave(large) == 0
+    line.advance()
+    assert (small.granted_bytes, line.waiting) == (40, 0)
+
+
+@pytest.mark.parametrize("waiting_max", [0, 2])
+def test_a_full_line_refuses_at_once_and_names_both_limits(waiting_max: int) -> None:
+    pool = a_pool()
+    line = MemoryLine(pool, waiting_max)
+    line.ask(whole(100), nothing)
+    for _ in range(waiting_max):
+        line.ask(whole(10), nothing)
+    said = (
+        r"100 bytes are in flight, storage\.server_in_flight_bytes_max is 100, and "
+        rf"{waiting_max} requests wait for memory \(scheduler\.queue_max is {waiting_max}\)"
+    )
+    with pytest.raises(Busy, match=said) as caught:
+        line.ask(whole(10), nothing)
+    assert caught.value.details.retry_after_s == 1.0
+    assert (line.waiting, pool.promised_bytes) == (waiting_max, 100)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("ask"), st.integers(1, 100), st.integers(1, 100)),
+            st.tuples(st.just("release"), st.integers(0, 20), st.just(0)),
+            st.tuples(st.just("leave"), st.integers(0, 20), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+def test_memory_is_granted_in_the_order_in_which_it_was_asked_for(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    pool = a_pool()
+    line = MemoryLine(pool, len(steps))
+    told: list[int] = []
+    numbered: dict[int, Turn] = {}
+    expected: deque[Turn] = deque()
+    holding: list[Turn] = []
+    for action, first, second in steps:
+        if action == "ask":
+            wish = MemoryWish(max(first, second), min(first, second))
+            number = len(numbered)
+            turn = numbered[number] = line.ask(wish, partial(told.append, number))
+            (expected if turn.granted_bytes is None else holding).append(turn)
+        elif action == "release" and holding:
+            pool.release(line.leave(holding.pop(first % len(holding))))
+        elif action == "leave" and expected:
+            turn = expected[first % len(expected)]
+            expected.remove(turn)
+            assert line.leave(turn) == 0
+        line.advance()
+        for number in told:
+            assert numbered[number] is expected.popleft()
+            holding.append(numbered[number])
+        told.clear()
+        assert line.waiting == len(expected)
+        assert pool.promised_bytes == sum(turn.granted_bytes or 0 for turn in holding)
+        free_bytes = pool.capacity_bytes - pool.promised_bytes
+        assert not expected or expected[0].wish.least_bytes > free_bytes
+
+
+# --- tasks that wait ---
+
+
+class Waiters:
+    """A pool all of which is taken, and tasks that wait for it."""
+
+    def __init__(self, waiting_max: int = 10, timeout_s: float = LONG_S) -> None:
+        self.closed = asyncio.Event()
+        self.pool = a_pool()
+        self.grants = MemoryGrants(self.pool, waiting_max, timeout_s, self.closed)
+        assert self.pool.grant(CAPACITY_BYTES) == CAPACITY_BYTES
+
+    async def wait_for(self, wanted_bytes: int) -> asyncio.Task[int]:
+        """A task that waits for so many bytes, all or nothing."""
+        return await self.wait_unless(never, wanted_bytes)
+
+    async def wait_unless(self, gone: Gone, wanted_bytes: int) -> asyncio.Task[int]:
+        before = self.grants.waiting
+        task = asyncio.create_task(self.grants.grant(whole(wanted_bytes), gone))
+        await turns()
+        assert self.grants.waiting == before + 1
+        return task
+
+    def check_all_came_back(self) -> None:
+        assert (self.grants.waiting, self.pool.promised_bytes) == (0, 0)
+
+
+async def never() -> None:
+    """Whoever asks stays."""
+    await asyncio.Event().wait()
+
+
+async def turns(count: int = 5) -> None:
+    """So many rounds of the loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def in_time(task: asyncio.Task[int]) -> int:
+    async with asyncio.timeout(DEADLINE_S):
+        return await task
+
+
+@pytest.mark.asyncio
+async def test_memory_that_comes_back_in_another_thread_wakes_as_many_as_fit() -> None:
+    waiters = Waiters()
+    asyncio.get_running_loop().set_debug(True)  # it raises where a thread sets a task's event
+    tasks = [await waiters.wait_for(40) for _ in range(3)]
+    await asyncio.to_thread(waiters.pool.release, CAPACITY_BYTES)
+    assert [await in_time(task) for task in tasks[:2]] == [40, 40]
+    await turns()
+    assert not tasks[2].done()
+    assert "1 waiting" in repr(waiters.grants)
+    waiters.pool.release(40)
+    assert await in_time(tasks[2]) == 40
+    waiters.pool.release(80)
+    waiters.check_all_came_back()
+
+
+@pytest.mark.asyncio
+async def test_whoever_is_cancelled_while_it_waits_lets_those_behind_it_in() -> None:
+    waiters = Waiters()
+    waiters.pool.release(40)
+    large, small = await waiters.wait_for(80), await waiters.wait_for(40)
+    large.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await in_time(large)
+    assert await in_time(small) == 40
+    waiters.pool.release(100)
+    waiters.check_all_came_back()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("round_count", range(ROUNDS_UNTIL_THROUGH + 1))
+async def test_nothing_is_lost_where_one_is_cancelled_in_the_moment_of_its_grant(
+    round_count: int,
+) -> None:
+    waiters = Waiters()
+    first, second = await waiters.wait_for(100), await waiters.wait_for(100)
+    waiters.pool.release(CAPACITY_BYTES)
+    await turns(round_count)
+    was_through = first.done()
+    first.cancel()
+    if was_through:
+        waiters.pool.release(await in_time(first))
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            await in_time(first)
+    assert round_count or not was_through
+    assert was_through or round_count < ROUNDS_UNTIL_THROUGH
+    waiters.pool.release(await in_time(second))
+    waiters.check_all_came_back()
+
+
+@pytest.mark.asyncio
+async def test_a_wait_that_is_too_long_names_the_limits_and_frees_its_place() -> None:
+    waiters = Waiters(waiting_max=1, timeout_s=0.01)
+    said = (
+        r"100 bytes are in flight, storage\.server_in_flight_bytes_max is 100, and no room came "
+        r"for 0\.01 s \(scheduler\.queue_timeout_s\)"
+    )
+    for _ in range(2):
+        with pytest.raises(Busy, match=said) as caught:
+            await waiters.grants.grant(whole(10), never)
+        assert caught.value.details.retry_after_s == 0.01
+    waiters.pool.release(CAPACITY_BYTES)
+    waiters.check_all_came_back()
+
+
+@pytest.mark.asyncio
+async def test_where_the_line_is_full_the_next_is_refused_without_waiting() -> None:
+    waiters = Waiters(waiting_max=1)
+    waiting = await waiters.wait_for(100)
+    with pytest.raises(Busy, match=r"scheduler\.queue_max is 1"):
+        await waiters.grants.grant(whole(10), never)
+    waiters.pool.release(CAPACITY_BYTES)
+    waiters.pool.release(await in_time(waiting))
+    waiters.check_all_came_back()
+
+
+@pytest.mark.asyncio
+async def test_a_drain_refuses_those_who_wait_and_those_who_would_have_to() -> None:
+    waiters = Waiters()
+    tasks = [await waiters.wait_for(10) for _ in range(2)]
+    waiters.closed.set()
+    for task in tasks:
+        with pytest.raises(Unavailable, match="the storage server is stopping"):
+            await in_time(task)
+    with pytest.raises(Unavailable):
+        await waiters.grants.grant(whole(10), never)
+    waiters.pool.release(CAPACITY_BYTES)
+    waiters.check_all_came_back()
+
+
+@pytest.mark.asyncio
+async def test_whoever_hangs_up_frees_its_place_for_those_behind_it() -> None:
+    waiters = Waiters()
+    waiters.pool.release(40)
+    left = asyncio.Event()
+
+    async def gone() -> None:
+        await left.wait()
+
+    leaver, small = await waiters.wait_unless(gone, 80), await waiters.wait_for(40)
+    left.set()
+    with pytest.raises(ConnectionEnded):
+        await in_time(leaver)
+    assert await in_time(small) == 40
+    waiters.pool.release(100)
+    waiters.check_all_came_back()
+
+
+@pytest.mark.asyncio
+async def test_many_threads_that_release_lose_no_memory_and_forget_nobody() -> None:
+    waiters = Waiters(waiting_max=200)
+
+    async def use(number: int) -> None:
+        wish = MemoryWish(1 + 7 * number % 100, 1 + number % 3)
+        granted_bytes = await waiters.grants.grant(wish, never)
+        await asyncio.to_thread(waiters.pool.release, granted_bytes)
+
+    tasks = [asyncio.create_task(use(number)) for number in range(200)]
+    await turns()
+    for task in tasks[::7]:
+        task.cancel()
+    waiters.pool.release(CAPACITY_BYTES)
+    async with asyncio.timeout(DEADLINE_S):
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(one) for one in outcomes[::7]] == [asyncio.CancelledError] * len(tasks[::7])
+    assert outcomes.count(None) == len(tasks) - len(tasks[::7])
+    waiters.check_all_came_back()
+
+
+# --- what deliveries wish for ---
+
+
+@pytest.mark.asyncio
+async def test_a_small_range_of_a_large_object_gives_what_it_does_not_need_to_who_waits() -> None:
+    sizes: Any = {"fragment_bytes": MIB, "delivery_in_flight_bytes_max": 8 * MIB}
+    async with hosted(server_in_flight_bytes_max=8 * MIB, **sizes) as host:
+        put(host.service.engine, "object", CONTENT)
+        request = OpenObject(bucket=BUCKET.name, key="object")
+        talking = asyncio.create_task(
+            serve_object(host.service, Conversation(host.stream), request)
+        )
+        assert isinstance(await host.reply(host.gateway), ObjectOpened)
+        pool = host.service.pool
+        assert pool.promised_bytes == 8 * MIB
+        waiting = asyncio.create_task(host.service.memory.grant(whole(7 * MIB), never))
+        await turns()
+        assert host.service.memory.waiting == 1
+        choice = SendBody(offset_bytes=10, length_bytes=MIB - 10, into_socket=False)
+        host.gateway.sendall(encode_frame(choice))
+        assert await in_time(waiting) == 7 * MIB  # the range is under way: nobody reads it yet
+        assert pool.promised_bytes == 8 * MIB
+        with host.gateway.makefile("rb") as body:
+            assert await asyncio.to_thread(body.read, MIB - 10) == CONTENT[10:MIB]
+        async with asyncio.timeout(DEADLINE_S):
+            await talking
+        pool.release(7 * MIB)
+        assert pool.promised_bytes == 0
+
+
+def a_service(cap_gbps: float = 0.0) -> Service:
+    return Service(
+        Settings(
+            server=ServerSettings(data_dir="/nonexistent"),
+            scheduler=SchedulerSettings(cap_gbps=cap_gbps),
+        ),
+        MemoryEngine(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cap_gbps", "slice_bytes", "rate_bytes_per_s", "expected_bytes"),
+    [
+        (0.0, 0, math.inf, 2 * MIB),
+        (0.0, 0, 8.0 * MIB, 2 * MIB),
+        (0.0, 0, 4.0 * MIB, MIB),
+        (0.0, 0, 1.0 * MIB, 256 * KIB),
+        (0.0, 0, 1.0, 64 * KIB),
+        (0.0, 512 * KIB, 1.0 * MIB, 512 * KIB),  # a slice is verified whole
+        (0.0, 8 * MIB, 1.0, 2 * MIB),
+        (8.0, 0, math.inf, 500_000),
+        (8.0, 0, 1.0 * MIB, 256 * KIB),
+        (8.0, 0, 100.0 * MIB, 500_000),
+    ],
+)
+def test_a_quarter_of_a_second_at_the_clients_rate_is_the_largest_fragment(
+    cap_gbps: float, slice_bytes: int, rate_bytes_per_s: float, expected_bytes: int
+) -> None:
+    service = a_service(cap_gbps)
+    try:
+        assert service.fragment_bytes(2 * MIB, slice_bytes, rate_bytes_per_s) == expected_bytes
+    finally:
+        service.close()
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes", "fragment_bytes", "wish"),
+    [
+        (0, 2 * MIB, MemoryWish(0, 0)),
+        (1000, 2 * MIB, MemoryWish(1000, 1000)),
+        (3 * MIB, 2 * MIB, MemoryWish(4 * MIB, 2 * MIB)),  # whole buffers
+        (64 * MIB, 2 * MIB, MemoryWish(8 * MIB, 2 * MIB)),  # storage.delivery_in_flight_bytes_max
+        (64 * MIB, 64 * KIB, MemoryWish(MIB, 64 * KIB)),  # a few fragments ahead
+    ],
+)
+def test_a_body_wishes_for_a_few_fragments_and_one_at_least(
+    payload_bytes: int, fragment_bytes: int, wish: MemoryWish
+) -> None:
+    service = a_service()
+    try:
+        assert body_wish(service, payload_bytes, fragment_bytes) == wish
+    finally:
+        service.close()
+
+
+@pytest.mark.asyncio
+async def test_a_body_wishes_for_a_whole_fragment_though_less_may_be_in_flight() -> None:
+    async with hosted(delivery_in_flight_bytes_max=MIB) as host:
+        assert body_wish(host.service, 64 * MIB, 2 * MIB) == whole(2 * MIB)
