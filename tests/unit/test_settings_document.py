@@ -38,7 +38,7 @@ def test_every_variable_of_the_table_is_read() -> None:
     variables = [
         row.split("|")[2].strip(" `")
         for row in settings_document().splitlines()
-        if row.startswith(("| `server.", "| `limits.", "| `gateway.", "| `storage."))
+        if row.startswith(tuple(f"| `{section}." for section in SECTIONS))
     ]
     assert len(variables) == len(SETTINGS)
     loaded = load_settings(None, {"OBJECTCACHE_GATEWAY_LISTEN": "127.0.0.1:1"})
