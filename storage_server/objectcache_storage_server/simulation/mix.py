@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import KIB, MIB
+from objectcache_storage_server.input_files import read_text
 from objectcache_storage_server.scheduling.compute_profile import ComputeProfile, parse_profile
 from objectcache_storage_server.simulation.arrivals import Arrival
 
@@ -38,7 +39,7 @@ class Mix(NamedTuple):
 
 def read_mix(file: Path | None) -> Mix:
     """That of a file, or the paper's. Raises `InvalidRequest` naming what is wrong."""
-    text = PAPER_MIX if file is None else _read_text(file)
+    text = PAPER_MIX if file is None else read_text(file, FILE_BYTES_MAX)
     try:
         profile = parse_profile(text)
     except InvalidRequest as error:
@@ -46,20 +47,6 @@ def read_mix(file: Path | None) -> Mix:
     cells = [line.split(",") for line in text.splitlines()[1:] if line]
     rows = [(_tokens(cell[0].strip()), int(float(cell[2]))) for cell in cells]
     return Mix(profile, [row for row in rows if row[1]])
-
-
-def _read_text(file: Path) -> str:
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {file}: {error.strerror}") from error
-    if len(content) > FILE_BYTES_MAX:
-        raise InvalidRequest(f"{file} is larger than {FILE_BYTES_MAX >> 20} MiB")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is not UTF-8 text: {error.reason}") from error
 
 
 def _tokens(context: str) -> int:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import NUM_LAYERS_MAX
+from objectcache_storage_server.input_files import read_text
 from objectcache_storage_server.scheduling.demand import Demand
 
 REQUIRED_COLUMNS = ("name", "bytes_per_layer", "compute_window_s", "num_layers")
@@ -37,7 +38,7 @@ def read_requests(file: Path) -> list[Request]:
 
     A request without a tenant is its own. Raises `InvalidRequest` with the line that is wrong.
     """
-    rows = csv.DictReader(_read_text(file).splitlines(keepends=True), strict=True)
+    rows = csv.DictReader(read_text(file, FILE_BYTES_MAX).splitlines(keepends=True), strict=True)
     try:
         _check_columns(rows.fieldnames)
         requests = [_request(row) for row in _rows(rows)]
@@ -50,20 +51,6 @@ def read_requests(file: Path) -> list[Request]:
         place = f"{file}, line {rows.line_num}" if rows.line_num > 1 else str(file)
         raise InvalidRequest(f"{place}: {error.message}") from None
     return requests
-
-
-def _read_text(file: Path) -> str:
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {file}: {error.strerror}") from error
-    if len(content) > FILE_BYTES_MAX:
-        raise InvalidRequest(f"{file} is larger than {FILE_BYTES_MAX >> 20} MiB")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is not UTF-8 text: {error.reason}") from error
 
 
 def _check_columns(names: object) -> None:
