@@ -19,7 +19,8 @@ from botocore.config import Config
 from objectcache import Client
 from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.cli.credentials import read_credentials
-from objectcache_schemas.messages import BucketPolicy, Done, SetPolicy, Verification
+from objectcache_schemas.messages import Done, SetPolicy
+from objectcache_schemas.records import BucketPolicy, Verification
 from objectcache_schemas.settings import Settings, load_settings
 
 STOP_TIMEOUT_S = 60.0

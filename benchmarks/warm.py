@@ -21,7 +21,7 @@ from benchmarks.server import Server
 from benchmarks.store import Store
 from objectcache import KvBucket, SharedMemoryTarget
 from objectcache_schemas.limits import GIB, MIB
-from objectcache_schemas.messages import Verification
+from objectcache_schemas.records import Verification
 
 COPY = "limit: two threads copy to the target"
 ANONYMOUS = "limit: two threads copy to anonymous memory"

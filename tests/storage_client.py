@@ -23,18 +23,20 @@ from objectcache_schemas.messages import (
     CreateSession,
     Done,
     Hello,
-    JoinSession,
     KvPut,
     KvStored,
     PutObject,
-    RegisterTarget,
     SendData,
     SessionTicket,
     StorageReply,
     Stored,
+    Welcome,
+)
+from objectcache_schemas.target_messages import (
+    JoinSession,
+    RegisterTarget,
     TargetEvent,
     TargetRegistered,
-    Welcome,
 )
 
 T = TypeVar("T")

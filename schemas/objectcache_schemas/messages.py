@@ -1,4 +1,4 @@
-"""Messages between the gateway and the storage server, and between a client and its targets.
+"""Messages between the gateway and the storage server.
 
 One connection carries one request at a time, as an HTTP/1.1 connection does: cancelling is closing,
 backpressure is the socket's own. Every message is a msgpack map whose `op` names its class. Frames
@@ -32,16 +32,6 @@ A body goes where SendBody says. `into_socket` false: S writes exactly `length_b
 this connection, and closes it if it cannot. `into_socket` true: the frame carries one file
 descriptor, the gateway's connected client socket; S writes the bytes there and answers BodySent.
 After a WireError that ends a conversation the connection takes the next request.
-
-Conversations, client (C) to the storage server's target socket (S):
-
-    C JoinSession                             S SessionJoined | WireError (then S closes)
-    C RegisterTarget, with one memory file    S TargetRegistered | WireError
-    C ReleaseTarget                           S TargetReleased, once nothing writes to it any more
-    C LayersConsumed, at any time             nothing
-                                              S LayersReady, DeliveryFailure: unasked, at any time
-
-When the connection ends, its targets end with it.
 """
 
 from __future__ import annotations
@@ -51,6 +41,15 @@ from typing import Annotated
 
 import msgspec
 
+from objectcache_schemas.accounts import (
+    AccountsChanged,
+    AccountsExported,
+    ChangeAccounts,
+    Directory,
+    ExportAccounts,
+    ImportAccounts,
+    WatchDirectory,
+)
 from objectcache_schemas.engine_status import (
     CheckEnded,
     CheckEngine,
@@ -61,102 +60,18 @@ from objectcache_schemas.engine_status import (
 from objectcache_schemas.errors import WireError
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.message import Message
+from objectcache_schemas.records import (
+    BucketConfiguration,
+    BucketInfo,
+    BucketPolicy,
+    Condition,
+    ObjectAttributes,
+    ObjectInfo,
+    PartInfo,
+    UploadInfo,
+)
 from objectcache_schemas.schedule import GetSchedule, ScheduleState, SetSchedule
 from objectcache_schemas.traces import GetTraces, Traces
-
-# --- records -------------------------------------------------------------------------------------
-
-
-class ObjectAttributes(
-    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
-):
-    """What S3 stores beside an object's bytes; header values as they arrived."""
-
-    content_type: str | None = None
-    content_encoding: str | None = None
-    content_disposition: str | None = None
-    content_language: str | None = None
-    cache_control: str | None = None
-    expires: str | None = None
-    user_metadata: dict[str, str] = {}  # names without the x-amz-meta- prefix, lowercase
-    checksums: dict[str, str] = {}  # algorithm in lowercase ("crc32") to its base64 value
-    checksum_type: str | None = None  # FULL_OBJECT or COMPOSITE
-    part_sizes_bytes: tuple[int, ...] = ()  # of a completed multipart upload
-
-
-class ObjectInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One stored object, without its bytes."""
-
-    key: str
-    size_bytes: int
-    etag: str  # without quotes
-    modified_s: float  # Unix time
-    attributes: ObjectAttributes = ObjectAttributes()
-
-
-class Durability(enum.Enum):
-    """When a put is acknowledged."""
-
-    SYNC = "sync"  # once no crash can lose it
-    ASYNC = "async"  # once it is readable; a power loss may lose the last second
-
-
-class Verification(enum.Enum):
-    """Which slices are compared with their checksums when they are read."""
-
-    FULL = "full"
-    SAMPLED = "sampled"  # one of 16, at random
-    OFF = "off"
-
-
-class BucketPolicy(
-    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
-):
-    """What an operator may choose for a bucket."""
-
-    durability: Durability = Durability.SYNC
-    verification: Verification = Verification.FULL
-    quota_bytes: int | None = None  # stored bytes, more are refused or evict; None is no quota
-    ttl_s: float | None = None  # age since the put after which an object is gone; None is never
-
-
-class BucketInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One bucket."""
-
-    name: str
-    owner: str
-    region: str
-    created_s: float  # Unix time
-    layout: KvLayout | None = None
-    policy: BucketPolicy = BucketPolicy()
-
-
-class PartInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One stored part of a multipart upload."""
-
-    part_number: int
-    size_bytes: int
-    etag: str
-    modified_s: float
-    checksums: dict[str, str] = {}
-
-
-class UploadInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One open multipart upload."""
-
-    key: str
-    upload_id: str
-    created_s: float
-    attributes: ObjectAttributes = ObjectAttributes()
-
-
-class Condition(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """When a put may become visible. Nothing set: always."""
-
-    absent: bool = False  # If-None-Match: *
-    etag: str | None = None  # If-Match; "*" is any existing object
-    immutable: bool = False  # an existing key with the same bytes is a success, others a conflict
-
 
 # --- opening a connection ------------------------------------------------------------------------
 
@@ -191,6 +106,59 @@ class Health(Message, frozen=True):
     in_flight_bytes: int
     damaged_count: int  # objects dropped because their bytes failed a checksum
     draining: bool
+
+
+class GetMetrics(Message, frozen=True):
+    """Ask for the storage server's metrics. Reply: `Metrics`."""
+
+
+class Metrics(Message, frozen=True):
+    """Reply to `GetMetrics`: Prometheus' text format."""
+
+    text: bytes
+
+
+class SetLogLevel(Message, frozen=True):
+    """Change what is logged, until the process ends. Reply: `Done`."""
+
+    level: str  # debug, info, warning or error
+
+
+class Drain(Message, frozen=True):
+    """Take no new deliveries and puts, or take them again. Reply: `Done`."""
+
+    draining: bool
+
+
+class GetUsage(Message, frozen=True):
+    """Ask what the buckets hold. Reply: `Usage`. An empty name is every one."""
+
+    owner: str = ""
+    bucket: str = ""
+
+
+class BucketUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one bucket holds."""
+
+    bucket: str
+    owner: str
+    object_count: int
+    stored_bytes: int
+
+
+class TenantActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What goes on for one tenant."""
+
+    identity: str
+    in_flight_bytes: int
+    deliveries: int
+
+
+class Usage(Message, frozen=True):
+    """Reply to `GetUsage`."""
+
+    buckets: tuple[BucketUsage, ...]
+    tenants: tuple[TenantActivity, ...] = ()
 
 
 class SetPolicy(Message, frozen=True):
@@ -235,6 +203,13 @@ class Bucket(Message, frozen=True):
     """Reply to `GetBucket`."""
 
     info: BucketInfo
+
+
+class ConfigureBucket(Message, frozen=True):
+    """Replace a bucket's configuration. Reply: `Done`."""
+
+    name: str
+    configuration: BucketConfiguration
 
 
 class DeleteBucket(Message, frozen=True):
@@ -345,6 +320,7 @@ class PutObject(Message, frozen=True):
     key: str
     size_bytes: int | None  # None: not known before the end
     condition: Condition = Condition()
+    identity: str = ""  # who asks, for its quota
 
 
 class PutPart(Message, frozen=True):
@@ -355,6 +331,7 @@ class PutPart(Message, frozen=True):
     upload_id: str
     part_number: int
     size_bytes: int | None
+    identity: str = ""
 
 
 class SendData(Message, frozen=True):
@@ -403,6 +380,18 @@ class CopyPart(Message, frozen=True):
     key: str
     upload_id: str
     part_number: int
+
+
+class ReplaceAttributes(Message, frozen=True):
+    """Replace what is stored beside an object's bytes. Reply: `Object`.
+
+    PreconditionFailed where the object's ETag is not `etag`, which the caller has seen.
+    """
+
+    bucket: str
+    key: str
+    etag: str
+    attributes: ObjectAttributes
 
 
 class DeleteObjects(Message, frozen=True):
@@ -600,6 +589,25 @@ class KvStored(Message, frozen=True):
     existing: int  # chunks that were stored already, with the same bytes
 
 
+class TakeRequests(Message, frozen=True):
+    """Take from what a tenant and a bucket may still request. Reply: `RequestsTaken`.
+
+    A gateway takes several at a time, so that most requests need no round trip.
+    """
+
+    identity: str
+    bucket: str
+    wanted: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
+class RequestsTaken(Message, frozen=True):
+    """Reply to `TakeRequests`: how many may be served now; with none, when to ask again."""
+
+    granted: int
+    retry_after_s: float = 0.0
+    limited: bool = True  # False: there is no quota of requests, ask again after a while
+
+
 class CreateSession(Message, frozen=True):
     """Ask for a ticket to the target socket. Reply: `SessionTicket`."""
 
@@ -613,72 +621,6 @@ class SessionTicket(Message, frozen=True):
     socket_path: str
     host_id: str  # boot id of the storage server's host
     expires_s: float  # seconds from now
-
-
-# --- client to target socket ---------------------------------------------------------------------
-
-
-class JoinSession(Message, frozen=True):
-    """First message of a client on the target socket."""
-
-    v: int
-    ticket: bytes
-
-
-class SessionJoined(Message, frozen=True):
-    """The session belongs to the identity that asked for the ticket."""
-
-    v: int
-
-
-class RegisterTarget(Message, frozen=True):
-    """Register a memory file (sent with this frame) that is sealed against shrinking."""
-
-    length_bytes: int
-
-
-class TargetRegistered(Message, frozen=True):
-    """Reply to `RegisterTarget`."""
-
-    target_id: bytes
-
-
-class ReleaseTarget(Message, frozen=True):
-    """Stop writing to a target. Deliveries into it are cancelled."""
-
-    target_id: bytes
-
-
-class TargetReleased(Message, frozen=True):
-    """Nothing writes to the target any more; its memory may be used for anything."""
-
-    target_id: bytes
-
-
-class LayersConsumed(Message, frozen=True):
-    """The engine is through with the layers below `end_layer`; unanswered.
-
-    `compute_s` is the time that it computed on the last of them, waiting left out.
-    """
-
-    tag: int
-    end_layer: int
-    compute_s: float
-
-
-class LayersReady(Message, frozen=True):
-    """All delivered layers below `end_layer` are in place for the delivery with this tag."""
-
-    tag: int
-    end_layer: int
-
-
-class DeliveryFailure(Message, frozen=True):
-    """The delivery with this tag ended; `failed_layer` is the first that is not complete."""
-
-    tag: int
-    failed_layer: int
-    error: WireError
 
 
 GatewayRequest = (
@@ -713,6 +655,17 @@ GatewayRequest = (
     | GetSchedule
     | SetSchedule
     | GetTraces
+    | ConfigureBucket
+    | ReplaceAttributes
+    | TakeRequests
+    | GetUsage
+    | GetMetrics
+    | SetLogLevel
+    | Drain
+    | WatchDirectory
+    | ChangeAccounts
+    | ExportAccounts
+    | ImportAccounts
 )
 BodyChoice = SendBody | CloseObject
 PutEnd = CommitPut | AbortPut
@@ -744,8 +697,10 @@ StorageReply = (
     | ObjectsPinned
     | ScheduleState
     | Traces
-)
-TargetRequest = JoinSession | RegisterTarget | ReleaseTarget | LayersConsumed
-TargetEvent = (
-    WireError | SessionJoined | TargetRegistered | TargetReleased | LayersReady | DeliveryFailure
+    | RequestsTaken
+    | Usage
+    | Metrics
+    | Directory
+    | AccountsChanged
+    | AccountsExported
 )

@@ -36,6 +36,9 @@ OTHER_VARIABLES = frozenset(
         "OBJECTCACHE_ENDPOINT",
         "OBJECTCACHE_ACCESS_KEY",
         "OBJECTCACHE_SECRET_KEY",
+        "OBJECTCACHE_MASTER_KEY",
+        "OBJECTCACHE_ADMIN_ENDPOINT",
+        "OBJECTCACHE_ADMIN_TOKEN",
     }
 )
 
@@ -58,6 +61,19 @@ class ServerSettings(_Settings, frozen=True):
     run_dir: Annotated[
         str, _doc("directory of the sockets between processes; default DATA_DIR/run")
     ] = ""
+    storage_address: Annotated[
+        str, _doc("host:port of a storage server on another host; default its socket in RUN_DIR")
+    ] = ""
+    tls_certificate: Annotated[
+        str, _doc("PEM file; what this process shows to the other across hosts")
+    ] = ""
+    tls_key: Annotated[str, _doc("PEM file of the certificate's private key")] = ""
+    tls_ca: Annotated[
+        str, _doc("PEM file of the authorities whose certificates the other process may show")
+    ] = ""
+    log_format: Annotated[
+        str, msgspec.Meta(pattern="^(json|text)$"), _doc("how a line of the log is written")
+    ] = "json"
 
 
 class GatewaySettings(_Settings, frozen=True):
@@ -67,6 +83,28 @@ class GatewaySettings(_Settings, frozen=True):
         "127.0.0.1:9000"
     )
     region: Annotated[str, _doc("the region that buckets are in")] = "us-east-1"
+    strict_region: Annotated[bool, _doc("refuse requests that were signed for another region")] = (
+        False
+    )
+    processes: Annotated[
+        int, msgspec.Meta(ge=1, le=64), _doc("gateway processes that serve one port")
+    ] = 1
+    tls_certificate: Annotated[
+        str, _doc("PEM file of the certificate chain; serves HTTPS instead of HTTP")
+    ] = ""
+    tls_key: Annotated[str, _doc("PEM file of its private key; default the certificate's file")] = (
+        ""
+    )
+    tls_reload_s: Annotated[Seconds, _doc("how often the two files are looked at for a change")] = (
+        10.0
+    )
+    audit_log: Annotated[
+        str, _doc("file of the audit log in S3's server access log format; none by default")
+    ] = ""
+    audit_log_bytes_max: Annotated[
+        Positive, _doc("size at which the audit log is renamed and begun again")
+    ] = 256 * MIB
+    audit_log_files_max: Annotated[Positive, _doc("renamed audit logs that are kept")] = 8
     virtual_host_domains: Annotated[
         tuple[str, ...], _doc("host suffixes below which the first label names a bucket")
     ] = ("localhost",)
@@ -200,6 +238,15 @@ class StorageSettings(_Settings, frozen=True):
         Seconds, _doc("longest time a client may take for one fragment of a body")
     ] = 60.0
     delivery_timeout_s: Annotated[Seconds, _doc("longest life of a delivery into a target")] = 600.0
+    listen: Annotated[
+        str, _doc("host:port for gateways on other hosts, over mutual TLS; none by default")
+    ] = ""
+    lifecycle_interval_s: Annotated[
+        Seconds, _doc("time between two searches for objects that a lifecycle rule expires")
+    ] = 3600.0
+    lifecycle_day_s: Annotated[
+        Seconds, _doc("length of a lifecycle rule's day; shorter only for tests")
+    ] = 86400.0
     targets_bytes_max: Annotated[
         Positive, _doc("registered memory of one session on the target socket")
     ] = 64 * GIB
@@ -212,6 +259,33 @@ class StorageSettings(_Settings, frozen=True):
     drain_timeout_s: Annotated[
         Seconds, _doc("after SIGTERM, time for deliveries and puts to finish")
     ] = 20.0
+    log_level: Annotated[str, _doc("debug, info, warning or error")] = "info"
+
+
+class AdminSettings(_Settings, frozen=True):
+    """The admin API's: metrics, accounts, everything that `objectcache admin` does."""
+
+    listen: Annotated[
+        str,
+        _doc(
+            "host:port; auto is loopback, one port above gateway.listen; off is RUN_DIR/admin.sock"
+        ),
+    ] = "auto"
+    status_page: Annotated[
+        bool, _doc("serve the status page at /status, behind an admin token")
+    ] = False
+    audit_log: Annotated[
+        str, _doc("file of the admin audit log; default DATA_DIR/admin-audit.log")
+    ] = ""
+    tls_certificate: Annotated[str, _doc("PEM file; serves HTTPS instead of HTTP")] = ""
+    tls_key: Annotated[str, _doc("PEM file of its private key; default the certificate's file")] = (
+        ""
+    )
+    tenants_in_metrics_max: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=10_000),
+        _doc("tenants that metrics name, the first seen; the rest is one, named other"),
+    ] = 50
     log_level: Annotated[str, _doc("debug, info, warning or error")] = "info"
 
 
@@ -270,6 +344,7 @@ class Settings(_Settings, frozen=True):
     gateway: GatewaySettings = GatewaySettings()
     storage: StorageSettings = StorageSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
+    admin: AdminSettings = AdminSettings()
 
     @property
     def data_dir(self) -> Path:
@@ -295,6 +370,15 @@ class Settings(_Settings, frozen=True):
         """The directory of compute profiles."""
         given = self.scheduler.profiles_dir
         return Path(given).absolute() if given else self.data_dir / "profiles"
+
+    @property
+    def admin_socket(self) -> Path:
+        """Where the admin API takes requests of this host's operators."""
+        return self.run_dir / "admin.sock"
+
+    def gateway_socket(self, number: int) -> Path:
+        """Where gateway process `number` answers the admin API."""
+        return self.run_dir / f"gateway-{number}.sock"
 
     @property
     def storage_socket(self) -> Path:

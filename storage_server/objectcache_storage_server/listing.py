@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from objectcache_schemas.messages import Listing, ListObjects, ObjectInfo
+from objectcache_schemas.messages import Listing, ListObjects
+from objectcache_schemas.records import ObjectInfo
 
 # scan(prefix, start_after, limit): objects with a key greater than start_after, in key order
 Scan = Callable[[str, str, int], list[ObjectInfo]]

@@ -18,18 +18,20 @@ import msgspec
 from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.messages import (
-    BucketInfo,
     CompleteUpload,
-    Condition,
     CopyPart,
     ListParts,
     ListUploads,
+    Parts,
+    Uploads,
+)
+from objectcache_schemas.records import (
+    BucketInfo,
+    Condition,
     ObjectAttributes,
     ObjectInfo,
     PartInfo,
-    Parts,
     UploadInfo,
-    Uploads,
 )
 from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, Engine, Staged, StagedPut
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes

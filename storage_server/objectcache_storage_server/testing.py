@@ -16,7 +16,7 @@ from typing import TypeVar
 from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import BucketInfo, BucketPolicy, Condition, ObjectInfo
+from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, ObjectInfo
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import BucketInfo, Condition, ObjectAttributes
+from objectcache_schemas.records import BucketInfo, Condition, ObjectAttributes
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,

@@ -22,7 +22,7 @@ from objectcache_schemas.errors import (
     Unsupported,
 )
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import (
+from objectcache_schemas.records import (
     BucketPolicy,
     Condition,
     Durability,

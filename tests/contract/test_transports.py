@@ -19,7 +19,8 @@ import pytest
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
-from objectcache_schemas.messages import BucketInfo, DeliveryFailure, LayersReady
+from objectcache_schemas.records import BucketInfo
+from objectcache_schemas.target_messages import DeliveryFailure, LayersReady
 from objectcache_storage_server.buffers import BufferPool
 from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.deliver import Delivery, DeliveryState

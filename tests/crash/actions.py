@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from objectcache_schemas.errors import DamagedData
-from objectcache_schemas.messages import Condition, ObjectInfo
+from objectcache_schemas.records import Condition, ObjectInfo
 from objectcache_storage_server.engines.base import Engine, OpenObjects, StagedPrefix, StagedPut
 from tests.contract.engine_suite import read_range, staged_put
 from tests.crash.workload import Delete, Get, Operation, Put, PutPrefix, Value

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from objectcache_schemas.messages import BucketInfo
+from objectcache_schemas.records import BucketInfo
 from tests.crash.fork_server import ForkServer
 from tests.crash.journal import Life, Ran, read_journal
 from tests.crash.stores import STORE_KINDS

@@ -14,7 +14,7 @@ import msgspec
 
 from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import ObjectCacheError, Unsupported
-from objectcache_schemas.messages import BucketInfo
+from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.engines.base import Engine
 from tests.crash.actions import act, wrong_bytes
 from tests.crash.journal import Began, Ended, Journal, Trouble, Upkept

@@ -16,7 +16,7 @@ import msgspec
 
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import BucketInfo, BucketPolicy, Durability
+from objectcache_schemas.records import BucketInfo, BucketPolicy, Durability
 from objectcache_storage_server.engines.base import PrefixShape
 from tests.contract.engine_suite import content
 

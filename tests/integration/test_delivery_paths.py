@@ -22,14 +22,11 @@ from objectcache_schemas.errors import (
     Unsupported,
     WireError,
 )
-from objectcache_schemas.messages import (
+from objectcache_schemas.messages import Done, EndLease, LeaseTarget, TargetLeased
+from objectcache_schemas.target_messages import (
     DeliveryFailure,
-    Done,
-    EndLease,
     LayersReady,
-    LeaseTarget,
     ReleaseTarget,
-    TargetLeased,
     TargetReleased,
 )
 from objectcache_schemas.traces import GetTraces, Traces

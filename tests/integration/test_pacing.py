@@ -19,7 +19,7 @@ import pytest
 from objectcache import Client, KvLayout
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import BucketInfo
+from objectcache_schemas.records import BucketInfo
 from objectcache_schemas.schedule import PolicyName, ScheduleChanges
 from objectcache_schemas.traces import DeliveryTrace
 from objectcache_storage_server.deliver import Delivery, DeliveryState

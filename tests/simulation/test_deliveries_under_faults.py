@@ -13,7 +13,7 @@ import pytest
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, Unavailable
-from objectcache_schemas.messages import BucketInfo
+from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.deliver import Delivery, DeliveryState
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine

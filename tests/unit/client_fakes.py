@@ -22,7 +22,7 @@ from objectcache.memory.target_session import own_host_id
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.messages import (
+from objectcache_schemas.target_messages import (
     JoinSession,
     LayersConsumed,
     RegisterTarget,

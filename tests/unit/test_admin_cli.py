@@ -45,14 +45,8 @@ from objectcache_schemas.engine_status import (
 from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unavailable
 from objectcache_schemas.limits import GIB, KIB, MIB
 from objectcache_schemas.message import Message
-from objectcache_schemas.messages import (
-    BucketPolicy,
-    Durability,
-    GetHealth,
-    Health,
-    SetPolicy,
-    Verification,
-)
+from objectcache_schemas.messages import GetHealth, Health, SetPolicy
+from objectcache_schemas.records import BucketPolicy, Durability, Verification
 from objectcache_schemas.settings import Settings, load_settings
 from objectcache_storage_server.connections import checks
 from objectcache_storage_server.connections.server import StorageServer

@@ -24,7 +24,7 @@ from objectcache.kv_bucket import KvBucket
 from objectcache.memory.memory_file import MemoryFile
 from objectcache.memory.target_session import FrameParser, TargetSession
 from objectcache_schemas.frames import encode_frame
-from objectcache_schemas.messages import (
+from objectcache_schemas.target_messages import (
     LayersConsumed,
     RegisterTarget,
     TargetRegistered,

@@ -27,7 +27,7 @@ from objectcache.memory.target_session import FrameParser
 from objectcache_schemas.errors import Busy, WireError
 from objectcache_schemas.frames import FrameError
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import DeliveryFailure
+from objectcache_schemas.target_messages import DeliveryFailure
 from tests.unit.client_fakes import (
     DEADLINE_S,
     KEYS,

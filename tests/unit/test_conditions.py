@@ -12,7 +12,7 @@ from objectcache_gateway.request.conditions import (
     write_condition,
 )
 from objectcache_schemas.errors import InvalidRequest, PreconditionFailed, Unsupported
-from objectcache_schemas.messages import Condition
+from objectcache_schemas.records import Condition
 from tests.unit.request_signing import make_head
 
 ETAG = "d41d8cd98f00b204e9800998ecf8427e-2"

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from objectcache_schemas.messages import LayersConsumed
+from objectcache_schemas.target_messages import LayersConsumed
 from objectcache_storage_server.connections import target_gets
 from objectcache_storage_server.connections.consumption import ConsumptionWatch
 from objectcache_storage_server.connections.running import RunningDelivery

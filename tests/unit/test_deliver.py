@@ -10,7 +10,7 @@ import pytest
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
-from objectcache_schemas.messages import BucketInfo
+from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.deliver import Delivery, DeliveryState
 from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import OpenObjects, StagedPut

@@ -22,7 +22,7 @@ from objectcache_schemas.errors import (
     Unavailable,
 )
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import Condition
+from objectcache_schemas.records import Condition
 from objectcache_schemas.settings import Settings, load_settings
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.files import FilesEngine

@@ -17,13 +17,7 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarge
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.frames import encode_frame
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import (
-    DeliveryAccepted,
-    KvGet,
-    ObjectOpened,
-    OpenObject,
-    SendBody,
-)
+from objectcache_schemas.messages import DeliveryAccepted, KvGet, ObjectOpened, OpenObject, SendBody
 from objectcache_storage_server.connections import body_gets, gets, target_gets
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.sessions import Session

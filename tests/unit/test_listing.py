@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from objectcache_schemas.messages import ListObjects, ObjectInfo
+from objectcache_schemas.messages import ListObjects
+from objectcache_schemas.records import ObjectInfo
 from objectcache_storage_server.listing import list_objects
 
 ALPHABET = "ab/\u00e9\uffff\U0010ffff"

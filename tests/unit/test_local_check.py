@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import Condition
+from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local import check
 from objectcache_storage_server.engines.local.check import check_engine

@@ -16,7 +16,7 @@ import pytest
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import BucketPolicy, Condition, Durability
+from objectcache_schemas.records import BucketPolicy, Condition, Durability
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.flusher import DataFlush

@@ -10,7 +10,7 @@ import pytest
 
 from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import BucketPolicy, Condition, Durability, Verification
+from objectcache_schemas.records import BucketPolicy, Condition, Durability, Verification
 from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from objectcache_schemas.errors import InvalidRequest, NotFound, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import BucketInfo, ObjectInfo
+from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.engines.local.index import USES_ROWS, IndexChange, LocalIndex
 from objectcache_storage_server.engines.local.long_keys import DIRECT_BYTES
 from objectcache_storage_server.engines.local.records import Version, VersionName, key_hash

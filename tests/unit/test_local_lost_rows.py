@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import Condition
+from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from tests.contract.engine_suite import BUCKET, content, put, read

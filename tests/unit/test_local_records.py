@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import BucketInfo, ObjectAttributes, ObjectInfo
+from objectcache_schemas.records import BucketInfo, ObjectAttributes, ObjectInfo
 from objectcache_storage_server.engines.local.index_rows import (
     STORED_EXTENT,
     STORED_OBJECT,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import Condition
+from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.holdings import Holdings

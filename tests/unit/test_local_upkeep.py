@@ -14,7 +14,7 @@ import pytest
 
 from objectcache_schemas.errors import StorageFull
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import BucketInfo, BucketPolicy, Condition, Durability
+from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, Durability
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local import upkeep
 from objectcache_storage_server.engines.local.engine import LocalEngine

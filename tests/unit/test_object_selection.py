@@ -10,7 +10,7 @@ from objectcache_gateway.request.addressing import Address
 from objectcache_gateway.request.object_headers import attributes_of, object_headers, overrides
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_schemas.errors import InvalidRequest, PreconditionFailed
-from objectcache_schemas.messages import ObjectAttributes, ObjectInfo
+from objectcache_schemas.records import ObjectAttributes, ObjectInfo
 
 CHECKSUMS = {"crc32": "AAAAAA=="}
 WHOLE = ObjectInfo(

@@ -13,7 +13,7 @@ from objectcache_gateway.handlers import xml_render
 from objectcache_gateway.request import xml_parse
 from objectcache_gateway.request.xml_parse import CompletedPart, DeleteEntry
 from objectcache_schemas.errors import InvalidRequest, NotFound
-from objectcache_schemas.messages import ObjectInfo
+from objectcache_schemas.records import ObjectInfo
 
 NAMESPACE = xml_render.NAMESPACE
 PRINTABLE = st.text(

@@ -24,14 +24,11 @@ from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.limits import KIB, MIB, Limits
 from objectcache_schemas.message import Message
 from objectcache_schemas.messages import (
-    BucketInfo,
-    BucketPolicy,
     CompleteUpload,
     CreateUpload,
     DeliveryAccepted,
     DeliveryEnded,
     KvGet,
-    ObjectAttributes,
     PinObjects,
     PutObject,
     SendData,
@@ -40,6 +37,7 @@ from objectcache_schemas.messages import (
     Stored,
     Upload,
 )
+from objectcache_schemas.records import BucketInfo, BucketPolicy, ObjectAttributes
 from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server import multipart
 from objectcache_storage_server.buffers import BufferPool

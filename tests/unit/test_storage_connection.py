@@ -29,10 +29,10 @@ from objectcache_schemas.messages import (
     GetHealth,
     KvGet,
     KvPut,
-    ObjectAttributes,
     StatObject,
     Welcome,
 )
+from objectcache_schemas.records import ObjectAttributes
 
 TARGET = MemoryTarget(
     transport="shm", target_id=bytes(TARGET_ID_BYTES), offset_bytes=0, length_bytes=1 << 20, tag=1

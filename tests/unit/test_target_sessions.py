@@ -17,7 +17,7 @@ import pytest
 from objectcache_schemas.errors import DeliveryFailed
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.messages import (
+from objectcache_schemas.target_messages import (
     DeliveryFailure,
     JoinSession,
     LayersConsumed,

@@ -26,7 +26,8 @@ from objectcache_schemas.errors import (
     WireError,
 )
 from objectcache_schemas.frames import LENGTH
-from objectcache_schemas.messages import BucketInfo, KvPut, KvStored, StorageReply
+from objectcache_schemas.messages import KvPut, KvStored, StorageReply
+from objectcache_schemas.records import BucketInfo
 from objectcache_schemas.settings import ServerSettings, Settings
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.puts import serve_kv_put

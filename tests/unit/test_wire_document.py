@@ -20,7 +20,7 @@ from objectcache_schemas.errors import ERRORS
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.messages import LayersConsumed, LayersReady, RegisterTarget
+from objectcache_schemas.target_messages import LayersConsumed, LayersReady, RegisterTarget
 
 DOCS = Path(__file__).parents[2] / "docs"
 WIRE = (DOCS / "wire.md").read_text("utf-8")

@@ -6,7 +6,7 @@ from objectcache.deliveries.consumption import Consumption, ConsumptionReports
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.deliveries.learned_windows import FetchShape, LearnedWindows
 from objectcache.memory.target_session import TargetSession
-from objectcache_schemas.messages import LayersConsumed
+from objectcache_schemas.target_messages import LayersConsumed
 
 
 def tell_session(progress: LayerProgress, session: TargetSession, tag: int) -> ConsumptionReports:

@@ -21,7 +21,7 @@ from objectcache.channel.responses import SessionReply
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, WireError
 from objectcache_schemas.frames import LENGTH, FrameError, encode_frame, frame_length
 from objectcache_schemas.message import PROTOCOL_VERSION, Message
-from objectcache_schemas.messages import (
+from objectcache_schemas.target_messages import (
     DeliveryFailure,
     JoinSession,
     LayersConsumed,

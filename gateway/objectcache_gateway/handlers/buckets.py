@@ -12,7 +12,6 @@ from objectcache_gateway.request.routes import raise_unconfigured
 from objectcache_schemas.errors import AccessDenied, InvalidRequest
 from objectcache_schemas.messages import (
     Bucket,
-    BucketInfo,
     Buckets,
     CreateBucket,
     DeleteBucket,
@@ -20,6 +19,7 @@ from objectcache_schemas.messages import (
     GetBucket,
     ListBuckets,
 )
+from objectcache_schemas.records import BucketInfo
 
 # What clients send that know of no region; s3cmd's default is US.
 _ANY_REGION = frozenset({"", "us-east-1", "US"})

@@ -16,15 +16,8 @@ from objectcache_gateway.request.conditions import check_copy_source, write_cond
 from objectcache_gateway.request.object_headers import FULL_OBJECT, attributes_of
 from objectcache_gateway.request.request_head import RequestHead, wire_bytes
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.messages import (
-    CopyObject,
-    CopyPart,
-    Object,
-    ObjectAttributes,
-    ObjectInfo,
-    StatObject,
-    Stored,
-)
+from objectcache_schemas.messages import CopyObject, CopyPart, Object, StatObject, Stored
+from objectcache_schemas.records import ObjectAttributes, ObjectInfo
 
 _VERSION_MARK = "?versionId="
 

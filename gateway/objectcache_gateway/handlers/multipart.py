@@ -32,8 +32,6 @@ from objectcache_schemas.messages import (
     Done,
     ListParts,
     ListUploads,
-    ObjectAttributes,
-    PartInfo,
     Parts,
     PutPart,
     SendData,
@@ -41,6 +39,7 @@ from objectcache_schemas.messages import (
     Upload,
     Uploads,
 )
+from objectcache_schemas.records import ObjectAttributes, PartInfo
 
 
 async def create_upload(exchange: Exchange) -> web.StreamResponse:

@@ -46,7 +46,6 @@ from objectcache_schemas.messages import (
     DeliveryPath,
     Done,
     Object,
-    ObjectInfo,
     ObjectOpened,
     OpenObject,
     PutObject,
@@ -54,6 +53,7 @@ from objectcache_schemas.messages import (
     StatObject,
     Stored,
 )
+from objectcache_schemas.records import ObjectInfo
 
 PLAIN_GET_HEADERS = {headers.PATH: DeliveryPath.S3TCP.value, headers.TRANSPORT: "tcp"}
 

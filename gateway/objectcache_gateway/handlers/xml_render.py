@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.messages import BucketInfo, ObjectInfo, PartInfo, UploadInfo
+from objectcache_schemas.records import BucketInfo, ObjectInfo, PartInfo, UploadInfo
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 XML = "application/xml"

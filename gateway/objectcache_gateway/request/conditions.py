@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_schemas.errors import InvalidRequest, PreconditionFailed, Unsupported
-from objectcache_schemas.messages import Condition
+from objectcache_schemas.records import Condition
 
 COPY_SOURCE_PREFIX = "x-amz-copy-source-"
 

@@ -10,7 +10,7 @@ from objectcache_gateway.handlers.xml_render import quoted_etag
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import USER_METADATA_BYTES_MAX
-from objectcache_schemas.messages import ObjectAttributes, ObjectInfo
+from objectcache_schemas.records import ObjectAttributes, ObjectInfo
 
 DEFAULT_CONTENT_TYPE = "binary/octet-stream"  # S3's own
 METADATA_PREFIX = "x-amz-meta-"

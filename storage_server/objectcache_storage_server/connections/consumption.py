@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from objectcache_schemas.messages import LayersConsumed
+from objectcache_schemas.target_messages import LayersConsumed
 from objectcache_storage_server.connections.running import RunningDelivery
 from objectcache_storage_server.connections.sessions import Session
 from objectcache_storage_server.deliver import Delivery, DeliveryState

@@ -7,13 +7,7 @@ from contextlib import ExitStack
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import InvalidRequest, NotFound
-from objectcache_schemas.messages import (
-    Done,
-    KvGet,
-    ObjectOpened,
-    OpenObject,
-    SendBody,
-)
+from objectcache_schemas.messages import Done, KvGet, ObjectOpened, OpenObject, SendBody
 from objectcache_storage_server.connections.accounts import new_recorder, recorded
 from objectcache_storage_server.connections.body_gets import (
     body_wish,

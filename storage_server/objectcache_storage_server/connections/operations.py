@@ -12,8 +12,6 @@ from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.messages import (
     AbortUpload,
     Bucket,
-    BucketInfo,
-    BucketPolicy,
     Buckets,
     CompleteUpload,
     CopyObject,
@@ -43,6 +41,7 @@ from objectcache_schemas.messages import (
     Stored,
     Upload,
 )
+from objectcache_schemas.records import BucketInfo, BucketPolicy
 from objectcache_schemas.schedule import GetSchedule, SetSchedule
 from objectcache_schemas.traces import GetTraces
 from objectcache_storage_server import multipart

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from objectcache_schemas.descriptor import Descriptor, OnMissing
 from objectcache_schemas.errors import InvalidRequest, NotFound
-from objectcache_schemas.messages import KvGet, ObjectInfo
+from objectcache_schemas.messages import KvGet
+from objectcache_schemas.records import ObjectInfo
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.scheduling.compute_windows import Window
 from objectcache_storage_server.service import Service

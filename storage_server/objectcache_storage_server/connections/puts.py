@@ -12,7 +12,6 @@ from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.messages import (
     CommitPut,
-    Condition,
     Done,
     KvPut,
     KvStored,
@@ -21,6 +20,7 @@ from objectcache_schemas.messages import (
     SendData,
     Stored,
 )
+from objectcache_schemas.records import Condition
 from objectcache_storage_server import multipart
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.target_source import TargetSource

@@ -15,7 +15,7 @@ import msgspec
 from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError
 from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.messages import (
+from objectcache_schemas.target_messages import (
     JoinSession,
     LayersConsumed,
     RegisterTarget,

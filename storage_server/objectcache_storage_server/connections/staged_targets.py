@@ -14,13 +14,8 @@ import msgspec
 
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unsupported, WireError
-from objectcache_schemas.messages import (
-    DeliveryFailure,
-    Done,
-    LayersReady,
-    LeaseTarget,
-    TargetLeased,
-)
+from objectcache_schemas.messages import Done, LeaseTarget, TargetLeased
+from objectcache_schemas.target_messages import DeliveryFailure, LayersReady
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.sessions import Session
 from objectcache_storage_server.service import Service

@@ -20,7 +20,7 @@ from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import NotFound, PreconditionFailed, Unsupported
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import (
+from objectcache_schemas.records import (
     BucketInfo,
     BucketPolicy,
     Condition,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from objectcache_schemas.errors import Conflict, NotFound
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import BucketInfo
+from objectcache_schemas.records import BucketInfo
 
 
 def no_such_bucket(name: str) -> NotFound:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import Condition, ObjectInfo
+from objectcache_schemas.records import Condition, ObjectInfo
 from objectcache_storage_server.engines.base import StagedPut, check_etag
 
 

@@ -29,7 +29,7 @@ import msgspec
 from objectcache_schemas.engine_status import EngineStatus
 from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import BucketInfo, Condition, ObjectInfo
+from objectcache_schemas.records import BucketInfo, Condition, ObjectInfo
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,

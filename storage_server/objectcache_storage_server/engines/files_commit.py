@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from objectcache_schemas.messages import Condition, ObjectInfo
+from objectcache_schemas.records import Condition, ObjectInfo
 from objectcache_storage_server.engines.base import Committed, StagedPut
 from objectcache_storage_server.engines.commit_rules import Verdict, check_fits_layout, judge
 from objectcache_storage_server.engines.content_etags import content_etag

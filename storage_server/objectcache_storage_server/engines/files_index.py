@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import BucketInfo, ObjectInfo
+from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.engines.bucket_rules import no_such_bucket
 from objectcache_storage_server.engines.index_records import (
     BucketRow,

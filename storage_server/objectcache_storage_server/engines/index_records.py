@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from objectcache_schemas.messages import BucketInfo, ObjectInfo
+from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.engines.block_checksums import block_checksum
 from objectcache_storage_server.engines.keys import key_bytes
 

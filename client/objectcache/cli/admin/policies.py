@@ -17,7 +17,7 @@ from objectcache.cli.admin.amounts import (
     time_text,
 )
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.messages import BucketPolicy, Durability, Verification
+from objectcache_schemas.records import BucketPolicy, Durability, Verification
 
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=enum.Enum)

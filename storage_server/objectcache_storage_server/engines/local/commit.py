@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache_schemas.errors import DamagedData, StorageFull
-from objectcache_schemas.messages import BucketInfo, Condition, Durability, ObjectInfo
+from objectcache_schemas.records import BucketInfo, Condition, Durability, ObjectInfo
 from objectcache_storage_server.engines.base import Committed, StagedPut
 from objectcache_storage_server.engines.block_checksums import BlockHasher
 from objectcache_storage_server.engines.commit_rules import Verdict, check_fits_layout, judge

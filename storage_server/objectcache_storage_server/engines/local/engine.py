@@ -22,7 +22,7 @@ import numpy.typing as npt
 from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import (
+from objectcache_schemas.records import (
     BucketInfo,
     BucketPolicy,
     Condition,

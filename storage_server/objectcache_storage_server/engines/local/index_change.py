@@ -9,7 +9,7 @@ import lmdb
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.messages import BucketInfo
+from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.engines.index_records import key_raw, key_text
 from objectcache_storage_server.engines.keys import key_bytes
 from objectcache_storage_server.engines.local.index_errors import damaged_index

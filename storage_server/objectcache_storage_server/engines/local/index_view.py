@@ -11,7 +11,7 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from objectcache_schemas.messages import BucketInfo, ObjectInfo
+from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.engines.bucket_rules import no_such_bucket
 from objectcache_storage_server.engines.index_records import key_raw, key_text
 from objectcache_storage_server.engines.keys import key_bytes, scan_bounds

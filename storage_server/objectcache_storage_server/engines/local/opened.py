@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import Verification
+from objectcache_schemas.records import Verification
 from objectcache_storage_server.engines.base import OpenObjects, Placement, Read
 from objectcache_storage_server.engines.block_checksums import block_checksum
 from objectcache_storage_server.engines.local.geometry import Geometry

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.messages import Verification
+from objectcache_schemas.records import Verification
 from objectcache_storage_server.engines.base import Placement
 from objectcache_storage_server.engines.local.geometry import Geometry
 from objectcache_storage_server.engines.local.holdings import Holdings

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from objectcache_schemas.messages import BucketInfo, ObjectAttributes, ObjectInfo
+from objectcache_schemas.records import BucketInfo, ObjectAttributes, ObjectInfo
 
 SEAL_BYTES = 8  # of the checksum before a record
 BUCKET_BYTES = 4  # of a bucket's number, big-endian, before a key

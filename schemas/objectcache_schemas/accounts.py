@@ -1,0 +1,198 @@
+"""Who may ask for what: users, their access keys and grants, and the tokens of the admin API.
+
+A request is allowed where its user owns the bucket or holds a grant that covers it, and where the
+access key's scope, if it has one, covers it too. What is not granted is denied; there are no rules
+that deny. Storage servers keep the accounts, gateways follow them with `WatchDirectory`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from objectcache_schemas.message import Message
+from objectcache_schemas.records import Quota
+
+ROOT_USER = "root"  # owns what the root key creates, and may do everything
+ANY_BUCKET = "*"
+USER_NAME_PATTERN = r"^[A-Za-z0-9_+=,.@-]{1,64}$"
+ACCESS_KEY_PATTERN = r"^[A-Za-z0-9_+=,.@-]{3,128}$"
+SECRET_KEY_PATTERN = r"^[\x21-\x7e]{8,1024}$"  # noqa: S105 - the form of one
+USERS_MAX = 10_000
+KEYS_PER_USER_MAX = 64
+GRANTS_PER_USER_MAX = 256
+TOKENS_MAX = 1024
+
+UserName = Annotated[str, msgspec.Meta(pattern=USER_NAME_PATTERN)]
+AccessKeyId = Annotated[str, msgspec.Meta(pattern=ACCESS_KEY_PATTERN)]
+
+
+class _Record(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
+    pass
+
+
+class Access(enum.Enum):
+    """What a grant or a scope lets one do; each stands for itself alone."""
+
+    READ = "read"  # get, head, list, match, deliver
+    WRITE = "write"  # put, copy to, delete, multipart
+    ADMIN = "admin"  # delete and configure the bucket
+
+
+class Grant(_Record, frozen=True):
+    """Access to a bucket, or to the keys in it that begin with `prefix`."""
+
+    bucket: str  # a name, or "*" for every bucket
+    access: tuple[Access, ...]
+    prefix: str = ""
+
+
+class User(_Record, frozen=True):
+    """A tenant: the owner of buckets, and of what it delivers."""
+
+    name: UserName
+    created_s: float  # Unix time
+    enabled: bool = True
+    may_create_buckets: bool = True
+    grants: Annotated[tuple[Grant, ...], msgspec.Meta(max_length=GRANTS_PER_USER_MAX)] = ()
+    quota: Quota = Quota()
+
+
+class AccessKey(_Record, frozen=True):
+    """One of a user's key pairs. Several may be in force, so that a secret can be rotated."""
+
+    access_key: AccessKeyId
+    secret_key: Annotated[str, msgspec.Meta(pattern=SECRET_KEY_PATTERN)]
+    user: UserName
+    created_s: float
+    expires_s: float | None = None  # Unix time
+    enabled: bool = True
+    scope: tuple[Grant, ...] = ()  # narrows what the user may do; empty does not
+    note: str = ""
+
+    def __repr__(self) -> str:
+        return f"<AccessKey {self.access_key} of {self.user}>"
+
+
+class AdminToken(_Record, frozen=True):
+    """A bearer token of the admin API; only its SHA-256 is kept."""
+
+    token_id: str
+    name: str
+    token_sha256: str  # hex
+    scopes: tuple[str, ...]  # such as "users:read", "metrics:read", "admin"
+    created_s: float
+    expires_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<AdminToken {self.token_id} {self.name!r}>"
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+class _Change(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True, tag_field="op"
+):
+    pass
+
+
+class PutUser(_Change, frozen=True):
+    """Make a user, or replace one. `create` refuses an existing one."""
+
+    user: User
+    create: bool
+
+
+class DeleteUser(_Change, frozen=True):
+    """Delete a user with its keys. Conflict where it owns buckets."""
+
+    name: str
+
+
+class PutKey(_Change, frozen=True):
+    """Make an access key, or replace one of the same user. `create` refuses an existing one."""
+
+    key: AccessKey
+    create: bool
+
+
+class DeleteKey(_Change, frozen=True):
+    """Delete an access key."""
+
+    access_key: str
+
+
+class PutToken(_Change, frozen=True):
+    """Make an admin token."""
+
+    token: AdminToken
+
+
+class DeleteToken(_Change, frozen=True):
+    """Delete an admin token."""
+
+    token_id: str
+
+
+AccountChange = PutUser | DeleteUser | PutKey | DeleteKey | PutToken | DeleteToken
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+class WatchDirectory(Message, frozen=True):
+    """Ask for the accounts once they are others than the version known. Reply: `Directory`.
+
+    Answered after `timeout_s` at the latest, then with what is known already. Version 0 is never
+    one that is known.
+    """
+
+    known_version: int
+    known_buckets_version: int
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=60)]
+
+
+class Directory(Message, frozen=True):
+    """Reply to `WatchDirectory`. Without a change of the accounts, the three lists are empty."""
+
+    version: int
+    buckets_version: int  # changes when a bucket goes or is configured
+    users: tuple[User, ...] = ()
+    keys: tuple[AccessKey, ...] = ()
+    tokens: tuple[AdminToken, ...] = ()
+
+
+class ChangeAccounts(Message, frozen=True):
+    """Make one change, durably. Reply: `AccountsChanged`."""
+
+    change: AccountChange
+
+
+class AccountsChanged(Message, frozen=True):
+    """Reply to `ChangeAccounts` and `ImportAccounts`."""
+
+    version: int
+
+
+class ExportAccounts(Message, frozen=True):
+    """Ask for all accounts, secrets sealed with the passphrase. Reply: `AccountsExported`."""
+
+    passphrase: str
+
+
+class AccountsExported(Message, frozen=True):
+    """Reply to `ExportAccounts`."""
+
+    data: bytes
+
+
+class ImportAccounts(Message, frozen=True):
+    """Replace all accounts by exported ones. Reply: `AccountsChanged`."""
+
+    passphrase: str
+    data: bytes

@@ -1,0 +1,149 @@
+"""What the store keeps beside bytes: buckets, objects, parts and uploads, as they cross a wire."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from objectcache_schemas.layout import KvLayout
+
+
+class ObjectAttributes(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
+    """What S3 stores beside an object's bytes; header values as they arrived."""
+
+    content_type: str | None = None
+    content_encoding: str | None = None
+    content_disposition: str | None = None
+    content_language: str | None = None
+    cache_control: str | None = None
+    expires: str | None = None
+    user_metadata: dict[str, str] = {}  # names without the x-amz-meta- prefix, lowercase
+    checksums: dict[str, str] = {}  # algorithm in lowercase ("crc32") to its base64 value
+    checksum_type: str | None = None  # FULL_OBJECT or COMPOSITE
+    part_sizes_bytes: tuple[int, ...] = ()  # of a completed multipart upload
+    part_checksums: tuple[str, ...] = ()  # of its parts, where the upload has a checksum algorithm
+    tags: dict[str, str] = {}
+
+
+class ObjectInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One stored object, without its bytes."""
+
+    key: str
+    size_bytes: int
+    etag: str  # without quotes
+    modified_s: float  # Unix time
+    attributes: ObjectAttributes = ObjectAttributes()
+
+
+class Durability(enum.Enum):
+    """When a put is acknowledged."""
+
+    SYNC = "sync"  # once no crash can lose it
+    ASYNC = "async"  # once it is readable; a power loss may lose the last second
+
+
+class Verification(enum.Enum):
+    """Which slices are compared with their checksums when they are read."""
+
+    FULL = "full"
+    SAMPLED = "sampled"  # one of 16, at random
+    OFF = "off"
+
+
+class BucketPolicy(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
+    """What an operator may choose for a bucket."""
+
+    durability: Durability = Durability.SYNC
+    verification: Verification = Verification.FULL
+    quota_bytes: int | None = None  # stored bytes, more are refused or evict; None is no quota
+    ttl_s: float | None = None  # age since the put after which an object is gone; None is never
+
+
+class EtagMode(enum.Enum):
+    """What the ETag of a put says."""
+
+    MD5 = "md5"  # as S3: the MD5 of the bytes
+    OPAQUE = "opaque"  # contains a dash, which clients take for no MD5; saves hashing
+
+
+class Quota(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
+    """Limits of a user or of a bucket; None is no limit."""
+
+    stored_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    object_count: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    requests_per_s: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+    in_flight_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None  # of puts and deliveries
+    deliveries: Annotated[int, msgspec.Meta(ge=0)] | None = None  # at once
+
+
+class LifecycleRule(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
+    """Objects whose keys begin with `prefix` go `expiration_days` after they were stored.
+
+    Uploads begun and not completed go `abort_uploads_days` after they were begun.
+    """
+
+    rule_id: str
+    prefix: str = ""
+    enabled: bool = True
+    expiration_days: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    abort_uploads_days: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class BucketConfiguration(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
+    """What a bucket's owner or an operator chose, beside its policy. Engines only keep it."""
+
+    etag_mode: EtagMode = EtagMode.MD5
+    quota: Quota = Quota()
+    lifecycle: tuple[LifecycleRule, ...] = ()
+    tags: dict[str, str] = {}
+
+
+class BucketInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One bucket."""
+
+    name: str
+    owner: str
+    region: str
+    created_s: float  # Unix time
+    layout: KvLayout | None = None
+    policy: BucketPolicy = BucketPolicy()
+    configuration: BucketConfiguration = BucketConfiguration()
+
+
+class PartInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One stored part of a multipart upload."""
+
+    part_number: int
+    size_bytes: int
+    etag: str
+    modified_s: float
+    checksums: dict[str, str] = {}
+
+
+class UploadInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One open multipart upload."""
+
+    key: str
+    upload_id: str
+    created_s: float
+    attributes: ObjectAttributes = ObjectAttributes()
+
+
+class Condition(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """When a put may become visible. Nothing set: always."""
+
+    absent: bool = False  # If-None-Match: *
+    etag: str | None = None  # If-Match; "*" is any existing object
+    immutable: bool = False  # an existing key with the same bytes is a success, others a conflict
