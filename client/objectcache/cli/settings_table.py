@@ -31,8 +31,8 @@ OTHER_VARIABLE_MEANINGS = {
     "OBJECTCACHE_ENDPOINT": "URL that the client and `objectcache bench` talk to",
     "OBJECTCACHE_ACCESS_KEY": "access key of the client",
     "OBJECTCACHE_SECRET_KEY": "secret of the client",
-    "OBJECTCACHE_MASTER_KEY": "32 bytes in base64 that seal the secrets of access keys at rest; without "
-    "it they are made once and kept in DATA_DIR/master-key",
+    "OBJECTCACHE_MASTER_KEY": "32 bytes in base64 that seal the secrets of access keys at rest; "
+    "without it they are made once and kept in DATA_DIR/master-key",
     "OBJECTCACHE_ADMIN_ENDPOINT": "URL of the admin API that `objectcache admin` talks to",
     "OBJECTCACHE_ADMIN_TOKEN": "token of the admin API",
 }
