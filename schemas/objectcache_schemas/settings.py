@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ OTHER_VARIABLES = frozenset(
         "OBJECTCACHE_ADMIN_TOKEN",
     }
 )
+
+# Kubernetes sets such for every service in the namespace, OBJECTCACHE_ADMIN_SERVICE_HOST for one.
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT(_[0-9]+_(TCP|UDP)(_|$)|$)")
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Section = dict[str, Any]
@@ -443,7 +447,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Section]:
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
             continue
         section, _, key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().partition("_")
-        if section not in SECTIONS:  # Kubernetes sets OBJECTCACHE_SERVICE_HOST and such by itself
+        if section not in SECTIONS or _SERVICE_LINK.search(variable):
             logger.warning("environment variable %s sets nothing and is ignored", variable)
             continue
         _assign(sections, section, key, text, f"environment variable {variable}")

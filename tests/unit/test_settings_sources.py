@@ -76,6 +76,22 @@ def test_an_unknown_variable_of_a_section_is_refused_and_others_are_ignored(
 
 
 @pytest.mark.parametrize(
+    "variable",
+    [
+        "OBJECTCACHE_ADMIN_SERVICE_HOST",
+        "OBJECTCACHE_GATEWAY_SERVICE_PORT_S3",
+        "OBJECTCACHE_STORAGE_PORT",
+        "OBJECTCACHE_ADMIN_PORT_9001_TCP_ADDR",
+    ],
+)
+def test_what_kubernetes_sets_for_a_service_of_a_sections_name_is_ignored(
+    variable: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load_settings(None, {variable: "tcp://10.0.0.1:9001"}) == load_settings(None, {})
+    assert variable in caplog.text
+
+
+@pytest.mark.parametrize(
     ("assignment", "words"),
     [
         ("gateway.listen", "write section.key=value"),
