@@ -8,13 +8,14 @@ LISTEN ?= 127.0.0.1:9000
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FIGURES_ARGS ?=
+SOAK_SECONDS ?= 3600
 
 # Errors only: what pip warns of is about the machine's own set-up.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 SOURCES := schemas gateway storage_server client tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check bench figures clean
+.PHONY: help demo serve test check bench figures soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +54,9 @@ bench: $(VENV)/.test ## measure beside this machine's limits; BENCH_ARGS=--quick
 
 figures: $(VENV)/.figures ## the paper's experiments, into bench-results/figures; FIGURES_ARGS=--quick
 	$(BIN)/python -m benchmarks.figures $(FIGURES_ARGS)
+
+soak: $(VENV)/.test ## an hour of mixed load, servers watched; SOAK_SECONDS=3600
+	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS)
 
 clean: ## remove the environment, caches and results; never a data directory
 	rm -rf $(VENV) bench-results demo-output .mypy_cache .ruff_cache .pytest_cache \

@@ -490,3 +490,21 @@ def test_what_could_never_be_stored_is_refused_before_anything_goes(open_engine:
     with pytest.raises(StorageFull, match=r"storage\.capacity_bytes"):
         engine.check_room(16 * MIB + 1)
     assert engine.match(BUCKET.name, prefix_keys("a", 100)) == 100
+
+
+@pytest.mark.parametrize("when_full", ["refuse", "evict"])
+def test_an_object_is_stored_in_pieces_where_free_space_lies_in_pieces(
+    open_engine: Open, when_full: str
+) -> None:
+    engine = open_engine(capacity_bytes=16 * MIB, extent_bytes_max=8 * MIB, when_full=when_full)
+    keys = [f"object-{index:02}" for index in range(15)]
+    for key in keys:
+        put(engine, key, content(key, 1 * MIB))
+    engine.delete(BUCKET.name, keys[::2])
+    put(engine, "large", content("large", 5 * MIB + 100))
+    assert read(engine, "large") == content("large", 5 * MIB + 100)
+    assert [read(engine, key) for key in keys[1::2]] == [
+        content(key, 1 * MIB) for key in keys[1::2]
+    ]
+    with pytest.raises(StorageFull, match="one run"):
+        put(engine, "too-large", content("too-large", 8 * MIB))

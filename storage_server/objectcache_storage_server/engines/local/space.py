@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from objectcache_schemas.errors import Busy, StorageFull
-from objectcache_schemas.limits import MIB
+from objectcache_schemas.limits import KIB, MIB
 from objectcache_storage_server.engines.local.geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.holdings import Holdings
 from objectcache_storage_server.engines.local.residency.planner import admits
@@ -19,6 +19,7 @@ from objectcache_storage_server.engines.local.volumes.volume import Path, Transf
 from objectcache_storage_server.engines.system_errors import RETRY_AFTER_S, translated
 
 ROOM_ATTEMPTS = 6  # each evicts twice as much; free space may lie in pieces
+RUN_BYTES_MIN = 512 * KIB  # of an object: before shorter runs are taken, others are evicted
 IDLE_BUFFER_BYTES_MAX = 128 * MIB  # kept for the next put: fresh pages cost as much as a copy
 
 
@@ -58,6 +59,31 @@ class WriterSpace(ExtentSource):
             f"no room for {length_bytes} bytes in one run: {self._holdings.describe_room()}; "
             "delete objects, or raise storage.capacity_bytes"
         )
+
+    def allocate_run(self, length_bytes: int, least_bytes: int) -> tuple[int, int]:
+        """See `ExtentSource.allocate_run`."""
+        found = self._free_run(length_bytes, max(least_bytes, RUN_BYTES_MIN))
+        if found is not None:
+            return found
+        try:
+            return self.allocate(length_bytes, None), length_bytes
+        except StorageFull:
+            found = self._free_run(length_bytes, least_bytes)
+            if found is None:
+                raise
+            return found
+
+    def _free_run(self, length_bytes: int, least_bytes: int) -> tuple[int, int] | None:
+        """Half as long and half as long again until one is free."""
+        while length_bytes >= least_bytes:
+            with translated("make room in the data files", "the volume"):
+                number = self._holdings.allocate(length_bytes, self._path_for(length_bytes), None)
+            if number is not None:
+                return number, length_bytes
+            if length_bytes == least_bytes:
+                return None
+            length_bytes = max(round_up(length_bytes // 2), least_bytes)
+        return None
 
     def _path_for(self, length_bytes: int) -> Path:
         paths = self.volume.paths

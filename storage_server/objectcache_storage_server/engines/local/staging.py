@@ -42,6 +42,12 @@ class ExtentSource(Protocol):
         """A new extent; raises `StorageFull`."""
         ...
 
+    def allocate_run(self, length_bytes: int, least_bytes: int) -> tuple[int, int]:
+        """A new plain extent and its length: as wanted, or down to `least_bytes` where free space
+        lies in pieces. Both are whole blocks of the volume. Raises `StorageFull`.
+        """
+        ...
+
     def place(self, number: int) -> int:
         """Where an extent begins."""
         ...
@@ -194,14 +200,14 @@ class StagedRun(LocalStaged):
         while self._room_bytes < end_bytes:
             missing_bytes = end_bytes - self._room_bytes
             last_bytes = self._runs[-1][2] if self._runs else 0
-            wanted_bytes = max(missing_bytes, 2 * last_bytes)
-            length_bytes = round_up(min(wanted_bytes, self._run_bytes_max))
+            wanted_bytes = min(max(missing_bytes, 2 * last_bytes), self._run_bytes_max)
+            least_bytes = round_up(min(missing_bytes, self.block_bytes))
+            number, length_bytes = self._source.allocate_run(
+                max(round_up(wanted_bytes), least_bytes), least_bytes
+            )
+            usable_bytes = length_bytes - length_bytes % self.block_bytes
             if missing_bytes % self.block_bytes and missing_bytes <= length_bytes:
                 usable_bytes = missing_bytes  # a piece of no whole blocks ends the object
-            else:
-                length_bytes = round_up(max(length_bytes, self.block_bytes))
-                usable_bytes = length_bytes - length_bytes % self.block_bytes
-            number = self._source.allocate(length_bytes, None)
             self._runs.append((number, self._source.place(number), usable_bytes))
             self._room_bytes += usable_bytes
 
