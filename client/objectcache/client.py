@@ -11,6 +11,7 @@ from typing import Self
 from objectcache.arguments import check_credential, check_layout
 from objectcache.channel import requests
 from objectcache.channel.access_key import AccessKey
+from objectcache.channel.authorities import ca_file_of, client_context
 from objectcache.channel.endpoint import Endpoint
 from objectcache.core import ClientCore, CoreSettings, TransportChoice
 from objectcache.deliveries.fetching import shared_memory_target
@@ -78,7 +79,8 @@ class Client:
     ) -> Client:
         """A client by OBJECTCACHE_ENDPOINT, OBJECTCACHE_ACCESS_KEY and OBJECTCACHE_SECRET_KEY.
 
-        Raises `InvalidRequest` naming the variable that is not set.
+        AWS_CA_BUNDLE may name the authorities of an https endpoint. Raises `InvalidRequest` naming
+        the variable that is not set.
         """
         values = os.environ if environment is None else environment
         return cls(
@@ -88,6 +90,7 @@ class Client:
             region=region,
             transport=transport,
             timeout_s=timeout_s,
+            tls=client_context(ca_file_of(values)),
         )
 
     @classmethod
@@ -98,7 +101,9 @@ class Client:
         return client
 
     def create_bucket(self, name: str) -> None:
-        """Create a bucket. Raises `Conflict` (BucketAlreadyOwnedByYou) where it exists."""
+        """Create a bucket; one's own again is a success. Raises `Conflict` (BucketAlreadyExists)
+        where it is another's.
+        """
         self._core.channel.call(requests.create_bucket(name, self._core.settings.region))
 
     def delete_bucket(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -12,15 +13,20 @@ import sys
 
 import uvloop
 
+from objectcache_gateway.control import start_control
+from objectcache_gateway.listening import find_listeners
 from objectcache_gateway.server import Gateway, check_parser
 from objectcache_gateway.signing.credentials import (
     CredentialStore,
     RootCredentials,
     load_or_create_root,
 )
+from objectcache_gateway.tls import server_context
 from objectcache_gateway.tracing import open_tracer
-from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
+from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+from objectcache_schemas.logs import configure_logging
 from objectcache_schemas.settings import GatewaySettings, Settings, parse_command_line
+from objectcache_schemas.tls import ReloadingContext, keep_reloading
 
 DESCRIPTION = "Run ObjectCache's gateway: S3 and the KV extension over HTTP."
 OTHER_DESCRIPTORS = 64  # listener, event loop, logs, and sockets on their way to the storage server
@@ -28,37 +34,55 @@ OTHER_DESCRIPTORS = 64  # listener, event loop, logs, and sockets on their way t
 logger = logging.getLogger("objectcache.gateway")
 
 
-def parse_listen(listen: str) -> tuple[str, int]:
-    """Host and port of `gateway.listen`. Raises `InvalidRequest`."""
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise InvalidRequest(f"gateway.listen must be host:port, got {listen!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-async def run(settings: Settings, root: RootCredentials, exit_with_stdin: bool) -> None:
+async def run(settings: Settings, root: RootCredentials, started: argparse.Namespace) -> None:
     """Serve until SIGTERM, SIGINT or (if asked) the end of standard input; then drain."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if exit_with_stdin:
+    if started.exit_with_stdin:
         loop.add_reader(sys.stdin.fileno(), _read_stdin, stop)
-    host, port = parse_listen(settings.gateway.listen)
+    tls = server_context(settings.gateway.tls_certificate, settings.gateway.tls_key)
+    contexts: list[ReloadingContext] = []
+    loop.add_signal_handler(signal.SIGHUP, _reload, contexts)
+    listeners, shown = find_listeners(settings.gateway.listen, started.listen_fd, os.environ)
     tracer = open_tracer(os.environ)
     gateway = Gateway(settings, CredentialStore(root), tracer)
-    try:
-        port = await gateway.start(host, port)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise Unavailable(f"cannot listen on {settings.gateway.listen}: {reason}") from error
-    shown_host = f"[{host}]" if ":" in host else host
+    contexts += [made for made in (tls, gateway.storage_address.context) if made is not None]
+    await gateway.start(listeners, tls)
+    control = None
+    if settings.server.run_dir or settings.server.data_dir:  # a gateway alone may have neither
+        control = await start_control(gateway, settings.gateway_socket(started.number))
+    reloading = asyncio.create_task(keep_reloading(contexts, settings.gateway.tls_reload_s))
     logger.info("root credentials come from %s", root.source)
-    print(f"ready gateway http://{shown_host}:{port}", flush=True)
+    print(f"ready gateway {'https' if tls else 'http'}://{shown}", flush=True)
     await stop.wait()
     logger.info("stopping: draining for up to %g s", settings.gateway.drain_timeout_s)
     await gateway.drain(settings.gateway.drain_timeout_s)
+    if control is not None:
+        await control.close()
+    reloading.cancel()
     tracer.close()
+
+
+def _reload(contexts: list[ReloadingContext]) -> None:
+    for context in contexts:
+        context.reload()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what a supervisor says to one gateway of several."""
+    parser.add_argument(
+        "--listen-fd",
+        action="append",
+        type=int,
+        default=[],
+        metavar="N",
+        help="serve this listening socket, in place of gateway.listen; may be repeated",
+    )
+    parser.add_argument(
+        "--number", type=int, default=0, metavar="I", help="which of several gateways this is"
+    )
 
 
 def _read_stdin(stop: asyncio.Event) -> None:
@@ -97,16 +121,16 @@ def main(arguments: list[str] | None = None) -> int:
             DESCRIPTION,
             sys.argv[1:] if arguments is None else arguments,
             os.environ,
+            add_arguments,
         )
         check_parser()
-        logging.basicConfig(
-            level=settings.gateway.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        configure_logging(
+            f"gateway-{namespace.number}", settings.gateway.log_level, settings.server.log_format
         )
         warn_of_descriptor_limit(raise_descriptor_limit(), settings.gateway)
         data_dir = settings.data_dir if settings.server.data_dir else None
         root = load_or_create_root(data_dir, os.environ)
-        uvloop.run(run(settings, root, namespace.exit_with_stdin))
+        uvloop.run(run(settings, root, namespace))
     except InvalidRequest as error:
         print(f"objectcache gateway: {error}", file=sys.stderr)
         return 2

@@ -5,27 +5,39 @@ from __future__ import annotations
 import logging
 
 from objectcache_gateway.exchange import Exchange
+from objectcache_schemas.logs import log_fields
 
 logger = logging.getLogger("objectcache.gateway.access")
 
 
 def log_access(exchange: Exchange, status: int | str, elapsed_s: float) -> None:
     """Log a request that ended with an HTTP status, or with a word where it got none."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
     asked = exchange.asked
-    logger.info(
-        "%s %s %s bucket=%s key=%s in=%d out=%d ms=%.1f id=%s identity=%s",
-        exchange.request.method,
-        status,
-        asked.operation.value if asked else "-",
-        _name(asked.address.bucket if asked else None),
-        _name(asked.address.key if asked else None),
-        exchange.received_bytes,
-        exchange.sent_bytes,
-        elapsed_s * 1000,
-        exchange.request_id,
-        asked.identity if asked else "-",
-    )
+    address = asked.address if asked else None
+    fields: dict[str, object] = {
+        "method": exchange.request.method,
+        "status": status,
+        "operation": asked.operation.value if asked else "",
+        "bucket": _name(address.bucket) if address else "",
+        "key": _name(address.key) if address else "",
+        "identity": asked.identity if asked else "",
+        "received_bytes": exchange.received_bytes,
+        "sent_bytes": exchange.sent_bytes,
+        "duration_ms": round(elapsed_s * 1000, 3),
+        "first_byte_ms": _milliseconds(exchange.first_byte_s),
+        "error_code": exchange.error_code,
+        "request_id": exchange.request_id,
+    }
+    log_fields(logger, logging.INFO, "request", fields)
 
 
 def _name(name: str | None) -> str:
-    return "-" if name is None else ascii(name)
+    if name is None:
+        return ""
+    return name if name.isprintable() else ascii(name)[1:-1]
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

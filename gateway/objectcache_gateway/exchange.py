@@ -8,9 +8,11 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiohttp import HttpVersion11, web
 
+from objectcache_gateway.access.authorizer import RequestAccess
 from objectcache_gateway.bodies.body import BodyDecoder
 from objectcache_gateway.handlers.xml_render import XML, error_document
 from objectcache_gateway.request.addressing import Address
@@ -27,6 +29,7 @@ from objectcache_schemas.settings import Settings
 SERVER_NAME = "ObjectCache"
 THREAD_BYTES_MIN = 64 << 10  # smaller pieces are hashed sooner than a thread takes them over
 RETRY_AFTER_S = 1.0  # where the error does not say
+RETRYABLE_STATUS = 503  # SlowDown, and what cannot be reached just now
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -54,6 +57,14 @@ class Asked:
     identity: str
 
 
+class PrefixMatch(NamedTuple):
+    """How much of a prefix was stored, for the metrics."""
+
+    asked: int  # chunks
+    matched: int
+    chunk_tokens: int  # 0 where the bucket has no layout
+
+
 class Exchange:
     """One request and its response. Handlers raise `ObjectCacheError`s; the server renders them."""
 
@@ -77,10 +88,16 @@ class Exchange:
         )
         self.received_bytes = 0
         self.sent_bytes = 0
+        self.first_byte_s: float | None = None  # after the start, when the response's head was sent
+        self.error_code = ""  # of the error that the request was answered with
+        self.refused_by = ""  # the quota, where it was one
+        self.object_bytes: int | None = None  # of the object that is read or stored
+        self.matched: PrefixMatch | None = None  # what a match has found
         self.body_stalled = False  # the request's body stopped arriving
         self.response: web.StreamResponse | None = None  # once its head is on the wire
         self._head: RequestHead | None = None
         self._asked: Asked | None = None
+        self._access: RequestAccess | None = None
         self._query: Mapping[str, str] = {}
         self._continued = False
         self._is_draining = is_draining
@@ -95,6 +112,22 @@ class Exchange:
     def asked(self) -> Asked | None:
         """What was asked, once that is established."""
         return self._asked
+
+    def permit(self, access: RequestAccess) -> None:
+        """Tell the exchange what whoever asks may do."""
+        self._access = access
+
+    @property
+    def access(self) -> RequestAccess:
+        """What whoever asks may do, once that is decided."""
+        assert self._access is not None
+        return self._access
+
+    @property
+    def bucket_owner(self) -> str:
+        """Who owns the request's bucket; empty where that is not known."""
+        bucket = self._access.bucket if self._access is not None else None
+        return bucket.owner if bucket is not None else ""
 
     @property
     def head(self) -> RequestHead:
@@ -112,6 +145,12 @@ class Exchange:
         """What is asked for."""
         assert self._asked is not None
         return self._asked.operation
+
+    @property
+    def address(self) -> Address:
+        """The resource that the request names."""
+        assert self._asked is not None
+        return self._asked.address
 
     @property
     def bucket(self) -> str:
@@ -194,11 +233,21 @@ class Exchange:
                 yield data
 
     def decoder(
-        self, bytes_max: int, *, etag: bool = False, checksum_headers: bool = True
+        self,
+        bytes_max: int,
+        *,
+        etag: bool = False,
+        compute_checksum: str | None = None,
+        checksum_headers: bool = True,
     ) -> BodyDecoder:
         """A decoder of this request's body."""
         return BodyDecoder(
-            self.head, self.authenticated, bytes_max, etag, checksum_headers=checksum_headers
+            self.head,
+            self.authenticated,
+            bytes_max,
+            etag,
+            compute_checksum=compute_checksum,
+            checksum_headers=checksum_headers,
         )
 
     async def read_body(self, decoder: BodyDecoder) -> bytes:
@@ -236,6 +285,10 @@ class Exchange:
         """A response with an XML document."""
         return self.document(body, XML, more)
 
+    def small(self, status: int, body: bytes, more: Mapping[str, str]) -> web.Response:
+        """A response with bytes of an object, which leave together with its head."""
+        return web.Response(status=status, body=body, headers={**self.base_headers, **more})
+
     def stream(self, status: int, more: Mapping[str, str]) -> web.StreamResponse:
         """A response whose body follows."""
         return web.StreamResponse(status=status, headers={**self.base_headers, **more})
@@ -247,6 +300,8 @@ class Exchange:
         more_elements: Sequence[str] = (),
     ) -> web.Response:
         """The response to an error, with more headers and XML elements; a HEAD gets no body."""
+        self.error_code = error.code
+        self.refused_by = error.details.quota or ""
         named = {**self.base_headers, **(more or {})}
         method, resource = self.request.method, self.request.raw_path
         return error_response(error, method, resource, named, more_elements)
@@ -257,6 +312,7 @@ class Exchange:
             response.force_close()
         self.response = response
         await response.prepare(self.request)
+        self.first_byte_s = self.elapsed_s
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id} {self.request.method}>"
@@ -279,7 +335,7 @@ def error_response(
     """S3's response to an error."""
     status = error.row.http_status
     extra: dict[str, str] = {}
-    if error.code == "SlowDown":
+    if status == RETRYABLE_STATUS:
         extra["Retry-After"] = str(math.ceil(error.details.retry_after_s or RETRY_AFTER_S))
     if method == "HEAD":
         return web.Response(status=status, headers={**named, **extra})

@@ -31,6 +31,15 @@ async def receive_into_put(
     return result
 
 
+async def receive_whole(exchange: Exchange, decoder: BodyDecoder) -> tuple[bytes, BodyResult]:
+    """A small body, and what it was. Raises what is wrong with it."""
+    payload = bytearray()
+    async for data in exchange.pieces():
+        for piece in await feed(decoder, data):
+            payload += piece
+    return bytes(payload), decoder.finish()
+
+
 async def abort_put(connection: StorageConnection) -> None:
     """End the data and forget the put. A connection that cannot is closed by its owner."""
     with contextlib.suppress(ObjectCacheError):

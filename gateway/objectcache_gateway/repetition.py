@@ -10,6 +10,7 @@ from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.message import Message
 from objectcache_schemas.messages import (
+    CheckPut,
     CreateSession,
     DeleteObjects,
     GetBucket,
@@ -37,6 +38,7 @@ _READS = (
     ListParts,
     ListUploads,
     KvMatch,
+    CheckPut,
 )
 # The puts' openings store nothing before their CommitPut, a ticket that nobody uses expires, and
 # deleting what is deleted is no error.
@@ -47,6 +49,8 @@ def is_repeatable(request: Message, limits: Limits) -> bool:
     """Whether carrying a request out twice is the same as once, replies included."""
     if isinstance(request, KvGet | KvPut):
         return not _has_target(request, limits)
+    if isinstance(request, PutObject):
+        return request.data is None
     return isinstance(request, _READS + _HARMLESS)
 
 

@@ -54,7 +54,8 @@ async def _hand_over(
 ) -> bool:
     """Have the storage server write the body; false where that is not possible."""
     transport = exchange.request.transport
-    wanted = exchange.settings.gateway.body_handover and length_bytes > HANDOVER_BYTES_MIN
+    may = exchange.settings.gateway.body_handover and connection.passes_descriptors
+    wanted = may and length_bytes > HANDOVER_BYTES_MIN
     if not wanted or transport is None:
         return False
     await exchange.start(response)

@@ -7,10 +7,10 @@ client's socket can be passed beside a message.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +19,14 @@ from typing import TypeVar
 import msgspec
 
 from objectcache_gateway.repetition import is_repeatable
-from objectcache_schemas.errors import Busy, ObjectCacheError, Unavailable, WireError
+from objectcache_gateway.storage_address import StorageAddress, UnixAddress
+from objectcache_schemas.errors import (
+    Busy,
+    ObjectCacheError,
+    Unavailable,
+    Unsupported,
+    WireError,
+)
 from objectcache_schemas.frames import (
     DATA_FRAME_BYTES_MAX,
     LENGTH,
@@ -47,21 +54,29 @@ from objectcache_schemas.messages import (
 R = TypeVar("R", bound=Message)
 Piece = bytes | bytearray | memoryview
 
-SOCKET_BUFFER_BYTES = 1 << 20  # lets a data frame leave in one call where the system allows it
 RECEIVE_BYTES = 64 << 10  # read at once when a message is due; most are far smaller
 PIECES_MAX = 512  # of one call to sendmsg; the system's own limit is 1,024
 CONNECT_TIMEOUT_S = 5.0
+RECONNECT_WAIT_S = 5.0  # above what a restart takes, below what clients wait for an answer
+RECONNECT_PAUSE_S = 0.05
 # Joining and copying move whole objects within the storage server before they answer, so their
 # silence grows with the object; every other request's does not.
 LONG_REPLY_TIMEOUT_FACTOR = 10
 _LONG_REQUESTS = (CompleteUpload, CopyObject, CopyPart)
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 _REPLY: msgspec.msgpack.Decoder[StorageReply] = msgspec.msgpack.Decoder(StorageReply)
-# After any other reply the conversation is over and the connection takes the next request.
-_CONVERSATION_GOES_ON = (ObjectOpened, DeliveryAccepted, SendData, TargetLeased)
+# After these, and after an object without its body, the conversation goes on; after any other reply
+# the connection takes the next request.
+_CONVERSATION_GOES_ON = (DeliveryAccepted, SendData, TargetLeased)
 
 logger = logging.getLogger("objectcache.gateway.storage_connection")
+
+
+def _goes_on(reply: StorageReply) -> bool:
+    """Whether the conversation has not ended with this reply."""
+    if isinstance(reply, ObjectOpened):
+        return reply.body is None
+    return isinstance(reply, _CONVERSATION_GOES_ON)
 
 
 class ConnectionLost(Unavailable):
@@ -70,6 +85,10 @@ class ConnectionLost(Unavailable):
     def __init__(self, message: str, *, unheard: bool) -> None:
         super().__init__(message)
         self.unheard = unheard
+
+
+class Unreachable(Unavailable):
+    """Nobody takes connections where the storage server should be: it is being started again."""
 
 
 class StorageConnection:
@@ -81,36 +100,41 @@ class StorageConnection:
     longer than `timeout_s`.
     """
 
-    def __init__(self, connected: socket.socket, timeout_s: float) -> None:
+    def __init__(
+        self, connected: socket.socket, timeout_s: float, *, passes_descriptors: bool = True
+    ) -> None:
+        self.passes_descriptors = passes_descriptors  # beside a message, to this host's server
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
         self._received = bytearray()
+        self._reader: asyncio.Future[None] | None = None  # of whoever waits for something to read
+        self._is_watched = False
         self.idle = True
 
     @classmethod
-    async def open(cls, path: Path, limits: Limits, timeout_s: float) -> StorageConnection:
+    async def open(
+        cls, address: StorageAddress, limits: Limits, timeout_s: float
+    ) -> StorageConnection:
         """Connect and agree on the limits. Raises `Busy` where this process has no descriptor left,
-        `Unavailable` otherwise, with the server's own reason where it refused.
+        `Unreachable` where nobody answers, `Unavailable` with the server's own reason where it
+        refused.
         """
-        connected = _new_socket()
-        connected.setblocking(False)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        connected: socket.socket | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await asyncio.get_running_loop().sock_connect(connected, str(path))
-                connection = cls(connected, timeout_s)
+                connected = await address.connect()
+                passes = address.passes_descriptors
+                connection = cls(connected, timeout_s, passes_descriptors=passes)
                 hello = Hello(v=PROTOCOL_VERSION, limits_fingerprint=limits.fingerprint())
                 await connection.ask(hello, Welcome)
-        except (OSError, TimeoutError) as error:
-            connected.close()
-            raise Unavailable("the storage server cannot be reached") from error
-        except ObjectCacheError as error:
-            connected.close()
-            raise Unavailable(f"the storage server: {error.message}") from error
-        except BaseException:
-            connected.close()
-            raise
+        except BaseException as error:
+            if connected is not None:
+                connected.close()
+            failure = _connecting_failed(error)
+            if failure is None:
+                raise
+            raise failure from error
         return connection
 
     # --- messages ---
@@ -162,7 +186,7 @@ class StorageConnection:
                 reply = await self._receive_reply()
         except TimeoutError as error:
             raise Unavailable("the storage server does not answer") from error
-        self.idle = not isinstance(reply, _CONVERSATION_GOES_ON)
+        self.idle = not _goes_on(reply)
         if isinstance(reply, WireError):
             raise ObjectCacheError.from_wire(reply)
         if not isinstance(reply, reply_type):
@@ -241,7 +265,7 @@ class StorageConnection:
             return count
         try:
             async with asyncio.timeout(self._timeout_s):
-                count = await self._loop.sock_recv_into(self._socket, buffer)
+                count = await self._receive_into(buffer)
         except TimeoutError as error:
             raise Unavailable("the storage server sends no more") from error
         except OSError as error:
@@ -249,6 +273,13 @@ class StorageConnection:
         if count == 0:
             raise self._lost(unheard=False)
         return count
+
+    async def _receive_into(self, buffer: memoryview) -> int:
+        while True:
+            try:
+                return self._socket.recv_into(buffer)
+            except BlockingIOError:
+                await self._readable()
 
     # --- the socket ---
 
@@ -286,18 +317,46 @@ class StorageConnection:
             return None
         return data, descriptors
 
+    async def _receive_piece(self) -> bytes:
+        """What arrives next. It is a reply more often than not, and so is not there yet."""
+        while True:
+            await self._readable()
+            try:
+                return self._socket.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                continue
+
     async def _readable(self) -> None:
-        arrived = asyncio.Event()
-        self._loop.add_reader(self._socket, arrived.set)
+        """Wait until something arrived, or the server has closed.
+
+        The loop watches the socket from one wait to the next, which spares two calls of the system
+        a request.
+        """
+        reader = self._reader = self._loop.create_future()
+        if not self._is_watched:
+            self._loop.add_reader(self._socket, self._on_readable)
+            self._is_watched = True
         try:
-            await arrived.wait()
+            await reader
         finally:
+            if self._reader is reader:
+                self._reader = None
+
+    def _on_readable(self) -> None:
+        if self._reader is None:
+            self._unwatch()  # nobody takes it, and the loop would call again and again
+        elif not self._reader.done():
+            self._reader.set_result(None)
+
+    def _unwatch(self) -> None:
+        if self._is_watched:
+            self._is_watched = False
             self._loop.remove_reader(self._socket)
 
     async def _take(self, length_bytes: int, *, unheard: bool) -> bytes:
         while len(self._received) < length_bytes:
             try:
-                data = await self._loop.sock_recv(self._socket, RECEIVE_BYTES)
+                data = await self._receive_piece()
             except OSError as error:
                 raise self._lost(unheard=unheard and not self._received) from error
             if not data:
@@ -352,22 +411,23 @@ class StorageConnection:
     def close(self) -> None:
         """Close; whatever the storage server still does for the conversation, it cancels."""
         self.idle = False
+        self._unwatch()
         self._socket.close()
 
     def __repr__(self) -> str:
         return f"<StorageConnection {self._socket.fileno()} {'idle' if self.idle else 'busy'}>"
 
 
-def _new_socket() -> socket.socket:
-    try:
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    except OSError as error:
-        if error.errno in _OUT_OF_DESCRIPTORS:
-            raise Busy(
-                "the gateway has no file descriptor left; raise its limit (ulimit -n)",
-                retry_after_s=1.0,
-            ) from error
-        raise Unavailable("no socket to the storage server can be made") from error
+def _connecting_failed(error: BaseException) -> Unavailable | None:
+    """What an error on the way to an agreed connection means; None where it speaks for itself."""
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or "the handshake failed"
+        return Unavailable(f"TLS to the storage server failed: {reason}", retry_after_s=1.0)
+    if isinstance(error, OSError | TimeoutError | ConnectionLost):
+        return Unreachable("the storage server cannot be reached", retry_after_s=1.0)
+    if isinstance(error, ObjectCacheError) and not isinstance(error, Busy):
+        return Unavailable(f"the storage server: {error.message}", retry_after_s=1.0)
+    return None
 
 
 class Conversation:
@@ -409,6 +469,10 @@ class Conversation:
     ) -> tuple[R, int | None]:
         """Send a first message that must not be repeated; see `ask_for_descriptor`."""
         self._connection = self._pool.take_idle() or await self._pool.connect()
+        if not self._connection.passes_descriptors:
+            raise Unsupported(
+                "the path through the gateway's memory needs a storage server on the gateway's host"
+            )
         return await self._connection.ask_for_descriptor(request, reply_type)
 
     def end(self) -> None:
@@ -422,10 +486,17 @@ class Conversation:
 
 
 class StoragePool:
-    """At most `connections_max` connections to one storage server; the last used is used next."""
+    """At most `connections_max` connections to one storage server; the last used is used next.
 
-    def __init__(self, path: Path, limits: Limits, connections_max: int, timeout_s: float) -> None:
-        self._path = path
+    While the server cannot be reached requests wait for it, until RECONNECT_WAIT_S after the first
+    failure: it is being started again more often than not. After that they fail at once.
+    """
+
+    def __init__(
+        self, address: Path | StorageAddress, limits: Limits, connections_max: int, timeout_s: float
+    ) -> None:
+        self._address = UnixAddress(address) if isinstance(address, Path) else address
+        self._unreachable_since_s: float | None = None
         self._limits = limits
         self._connections_max = connections_max
         self._timeout_s = timeout_s
@@ -455,6 +526,16 @@ class StoragePool:
         async with self.conversation() as conversation:
             return await conversation.begin(request, reply_type)
 
+    @property
+    def in_use(self) -> int:
+        """Requests that have, or are getting, a connection."""
+        return self._in_use
+
+    @property
+    def idle(self) -> int:
+        """Connections that wait for a request."""
+        return len(self._idle)
+
     def take_idle(self) -> StorageConnection | None:
         """A live idle connection, or None."""
         while self._idle:
@@ -470,7 +551,19 @@ class StoragePool:
 
     async def connect(self) -> StorageConnection:
         """A connection of its own; raises `Unavailable` or `Busy`."""
-        return await StorageConnection.open(self._path, self._limits, self._timeout_s)
+        now_s = asyncio.get_running_loop().time
+        while True:
+            try:
+                opened = await StorageConnection.open(self._address, self._limits, self._timeout_s)
+            except Unreachable:
+                if self._unreachable_since_s is None:
+                    self._unreachable_since_s = now_s()
+                if self._closed or now_s() - self._unreachable_since_s >= RECONNECT_WAIT_S:
+                    raise
+                await asyncio.sleep(RECONNECT_PAUSE_S)
+            else:
+                self._unreachable_since_s = None
+                return opened
 
     def give_back(self, connection: StorageConnection) -> None:
         """Keep an idle connection for the next request."""

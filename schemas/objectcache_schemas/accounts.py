@@ -17,9 +17,10 @@ from objectcache_schemas.records import Quota
 
 ROOT_USER = "root"  # owns what the root key creates, and may do everything
 ANY_BUCKET = "*"
-USER_NAME_PATTERN = r"^[A-Za-z0-9_+=,.@-]{1,64}$"
-ACCESS_KEY_PATTERN = r"^[A-Za-z0-9_+=,.@-]{3,128}$"
-SECRET_KEY_PATTERN = r"^[\x21-\x7e]{8,1024}$"  # noqa: S105 - the form of one
+# They end with \Z, because $ also matches before a last newline.
+USER_NAME_PATTERN = r"^[A-Za-z0-9_+=,.@-]{1,64}\Z"
+ACCESS_KEY_PATTERN = r"^[A-Za-z0-9_+=,.@-]{3,128}\Z"
+SECRET_KEY_PATTERN = r"^[\x21-\x7e]{8,1024}\Z"  # noqa: S105 - the form of one
 USERS_MAX = 10_000
 KEYS_PER_USER_MAX = 64
 GRANTS_PER_USER_MAX = 256
@@ -168,7 +169,9 @@ class Directory(Message, frozen=True):
 
 
 class ChangeAccounts(Message, frozen=True):
-    """Make one change, durably. Reply: `AccountsChanged`."""
+    """Make one change, durably. Reply: `AccountsChanged`, when every gateway that follows the
+    accounts has it in force, or a second later.
+    """
 
     change: AccountChange
 
@@ -184,6 +187,9 @@ class ExportAccounts(Message, frozen=True):
 
     passphrase: str
 
+    def __repr__(self) -> str:
+        return "<ExportAccounts>"
+
 
 class AccountsExported(Message, frozen=True):
     """Reply to `ExportAccounts`."""
@@ -196,3 +202,6 @@ class ImportAccounts(Message, frozen=True):
 
     passphrase: str
     data: bytes
+
+    def __repr__(self) -> str:
+        return f"<ImportAccounts {len(self.data)} bytes>"

@@ -37,6 +37,7 @@ class ErrorDetails(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     key: str | None = None
     layer: int | None = None  # first layer that did not arrive
     retry_after_s: float | None = None
+    quota: str | None = None  # the field of `records.Quota` that refused
 
 
 class WireError(msgspec.Struct, frozen=True, tag_field="op", tag="error"):
@@ -184,6 +185,7 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("BadDigest", InvalidRequest, 400, _C, _NEVER, "the body does not match the checksum that was sent with it"),
     ("XAmzContentSHA256Mismatch", InvalidRequest, 400, _C, _NEVER, "the body does not match x-amz-content-sha256"),
     ("InvalidPart", InvalidRequest, 400, _C, _NEVER, "a listed part is not stored, or its ETag differs"),
+    ("InvalidTag", InvalidRequest, 400, _C, _NEVER, "a tag is over a limit, named twice, or holds a character that S3 does not allow"),
     ("InvalidPartOrder", InvalidRequest, 400, _C, _NEVER, "the parts are not in ascending order"),
     ("EntityTooSmall", InvalidRequest, 400, _C, _NEVER, "a part other than the last is below 5 MiB"),
     ("EntityTooLarge", InvalidRequest, 400, _C, _NEVER, "the body is over limits.object_bytes_max"),
@@ -206,16 +208,18 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("InvalidToken", AccessDenied, 400, _C, _NEVER, "the request carries a session token, and temporary credentials are not supported"),
     ("SignatureDoesNotMatch", AccessDenied, 403, _C, _NEVER, "the signature is not that of this request under this secret"),
     ("RequestTimeTooSkewed", AccessDenied, 403, _C, _NEVER, "the clocks differ by more than 15 minutes"),
+    ("Unauthorized", AccessDenied, 401, _C, _NEVER, "the admin API needs a token, or a request that the root key signed"),
     ("NoSuchBucket", NotFound, 404, _C, _NEVER, "the bucket does not exist"),
     ("NoSuchKey", NotFound, 404, _N, _ELSEWHERE, "the object, or a chunk of the descriptor, is not stored"),
     ("NoSuchUpload", NotFound, 404, _C, _NEVER, "the multipart upload is not open"),
+    ("NoSuchEntity", NotFound, 404, _C, _NEVER, "there is no user, access key, token or path of the admin API of this name"),
     ("NoSuchKvLayout", NotFound, 404, _C, _NEVER, "the bucket has no KV layout"),
     ("NoSuchComputeProfile", NotFound, 404, _C, _NEVER, "the descriptor's model has no compute profile on the storage server; the message says how to add one"),
     ("NoSuchTarget", NotFound, 404, _C, _NEVER, "the target is not registered by this identity, or its session has ended"),
     ("NoSuchBucketPolicy", NotFound, 404, _N, _NEVER, "the bucket has no policy configuration; this server keeps none"),
     ("NoSuchCORSConfiguration", NotFound, 404, _N, _NEVER, "the bucket has no CORS configuration; this server keeps none"),
-    ("NoSuchLifecycleConfiguration", NotFound, 404, _N, _NEVER, "the bucket has no lifecycle configuration; this server keeps none"),
-    ("NoSuchTagSet", NotFound, 404, _N, _NEVER, "the bucket has no tagging configuration; this server keeps none"),
+    ("NoSuchLifecycleConfiguration", NotFound, 404, _N, _NEVER, "the bucket has no lifecycle rules"),
+    ("NoSuchTagSet", NotFound, 404, _N, _NEVER, "the bucket has no tags"),
     ("ServerSideEncryptionConfigurationNotFoundError", NotFound, 404, _N, _NEVER, "the bucket has no encryption configuration; this server keeps none"),
     ("ObjectLockConfigurationNotFoundError", NotFound, 404, _N, _NEVER, "the bucket has no object lock configuration; this server keeps none"),
     ("NoSuchWebsiteConfiguration", NotFound, 404, _N, _NEVER, "the bucket has no website configuration; this server keeps none"),
@@ -224,6 +228,10 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("NoSuchPublicAccessBlockConfiguration", NotFound, 404, _N, _NEVER, "the bucket has no public access block configuration; this server keeps none"),
     ("BucketAlreadyOwnedByYou", Conflict, 409, _C, _NEVER, "the bucket exists already, and is yours"),
     ("BucketAlreadyExists", Conflict, 409, _C, _NEVER, "the bucket exists already, and is another's"),
+    ("EntityAlreadyExists", Conflict, 409, _C, _NEVER, "a user, access key or token of that name exists already"),
+    ("DeleteConflict", Conflict, 409, _C, _NEVER, "the user still owns buckets; the message names them"),
+    ("LimitExceeded", Conflict, 409, _C, _NEVER, "there may be no more of these; the message names the limit"),
+    ("OperationAborted", Conflict, 409, _C, _SAME, "somebody else is changing the same thing; try again"),
     ("BucketNotEmpty", Conflict, 409, _C, _NEVER, "the bucket still holds objects or open uploads"),
     ("ContentConflict", Conflict, 409, _C, _NEVER, "other bytes are stored under an immutable key"),
     ("KvLayoutConflict", Conflict, 409, _C, _NEVER, "the bucket has another KV layout, or holds objects that do not fit it"),
@@ -231,7 +239,7 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("SlowDown", Busy, 503, _S, _SAME, "the server is at one of its limits; wait for Retry-After"),
     ("ServiceUnavailable", Unavailable, 503, _S, _ELSEWHERE, "the storage server cannot be reached, or the server is draining"),
     ("StorageFull", StorageFull, 507, _S, _ELSEWHERE, "the device has no room left"),
-    ("QuotaExceeded", StorageFull, 507, _C, _NEVER, "the bucket's quota leaves no room; delete objects or raise it"),
+    ("QuotaExceeded", StorageFull, 403, _C, _NEVER, "the quota of the bucket or of its owner leaves no room; delete objects or raise it"),
     ("DamagedData", DamagedData, 500, _S, _ELSEWHERE, "stored bytes failed their checksum; the object now reads as missing"),
     ("DeliveryFailed", DeliveryFailed, 500, _S, _ELSEWHERE, "the delivery ended before its last layer"),
     ("NotImplemented", Unsupported, 501, _C, _NEVER, "the operation or a header of it is not implemented"),

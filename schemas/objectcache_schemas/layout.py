@@ -58,7 +58,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """Parse a msgpack map; raises `InvalidRequest` naming what is wrong."""
         try:
             return msgspec.msgpack.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"KV layout: {error}") from error
 
     def key_seed(self) -> bytes:

@@ -8,7 +8,7 @@ Conversations, gateway (G) to storage server (S):
 
     any      G Hello                          S Welcome | WireError (then S closes)
     simple   G request                        S reply | WireError
-    read     G OpenObject                     S ObjectOpened
+    read     G OpenObject                     S ObjectOpened, the end where it has the body
              G SendBody | CloseObject         S body, see below | Done
     kv get   G KvGet                          S DeliveryAccepted
                without a target: G SendBody   S body
@@ -17,6 +17,7 @@ Conversations, gateway (G) to storage server (S):
              G EndLease                       S Done
     write    G PutObject | PutPart | KvPut    S SendData
              G data frames, an empty one, then CommitPut (S Stored | KvStored) | AbortPut (S Done)
+             G PutObject with its data        S Stored
     kv put   G KvPut with a target            S KvStored, when the chunks are stored
 
 A put with a target has no data on this connection: S takes the payload out of the target, where the
@@ -210,6 +211,7 @@ class ConfigureBucket(Message, frozen=True):
 
     name: str
     configuration: BucketConfiguration
+    replaces: BucketConfiguration | None = None  # OperationAborted where another is in force
 
 
 class DeleteBucket(Message, frozen=True):
@@ -261,12 +263,17 @@ class OpenObject(Message, frozen=True):
     client_s: float = 0.0  # as of KvGet
     gateway_s: float = 0.0
     traceparent: str = ""
+    body_bytes_max: int = 0  # an object of no more may come whole with the reply
 
 
 class ObjectOpened(Message, frozen=True):
-    """Reply to `OpenObject`; the gateway now chooses the range."""
+    """Reply to `OpenObject`; the gateway now chooses the range.
+
+    With a `body`, which is the whole object, the conversation is over: nothing is pinned.
+    """
 
     info: ObjectInfo
+    body: bytes | None = None
 
 
 class SendBody(Message, frozen=True):
@@ -313,14 +320,26 @@ class Listing(Message, frozen=True):
 # --- writing -------------------------------------------------------------------------------------
 
 
+class CommitPut(Message, frozen=True):
+    """The data was whole and right: make it visible. Reply: `Stored` or `KvStored`."""
+
+    etag: str = ""
+    attributes: ObjectAttributes = ObjectAttributes()
+
+
 class PutObject(Message, frozen=True):
-    """Begin a put. Reply: `SendData`, after the checks that need no data."""
+    """Begin a put. Reply: `SendData`, after the checks that need no data.
+
+    With `data`, which is all of a small object, and `commit` it is the whole put. Reply: `Stored`.
+    """
 
     bucket: str
     key: str
     size_bytes: int | None  # None: not known before the end
     condition: Condition = Condition()
     identity: str = ""  # who asks, for its quota
+    data: bytes | None = None
+    commit: CommitPut | None = None
 
 
 class PutPart(Message, frozen=True):
@@ -336,13 +355,6 @@ class PutPart(Message, frozen=True):
 
 class SendData(Message, frozen=True):
     """Go ahead: data frames, then an empty one, then `CommitPut` or `AbortPut`."""
-
-
-class CommitPut(Message, frozen=True):
-    """The data was whole and right: make it visible. Reply: `Stored` or `KvStored`."""
-
-    etag: str = ""
-    attributes: ObjectAttributes = ObjectAttributes()
 
 
 class AbortPut(Message, frozen=True):
@@ -426,6 +438,9 @@ class CompleteUpload(Message, frozen=True):
     upload_id: str
     parts: tuple[tuple[int, str], ...]  # part number, ETag without quotes
     condition: Condition = Condition()
+    checksum: tuple[str, str] | None = None  # of the object: algorithm, and value from the parts'
+    checksum_type: str | None = None
+    part_checksums: tuple[str, ...] = ()  # in the order of `parts`
 
 
 class AbortUpload(Message, frozen=True):
@@ -455,20 +470,27 @@ class Parts(Message, frozen=True):
 
 
 class ListUploads(Message, frozen=True):
-    """List a bucket's open uploads by key, then upload id. Reply: `Uploads`."""
+    """List a bucket's open uploads by key, then upload id. Reply: `Uploads`.
+
+    Keys that hold `delimiter` after `prefix` roll up into common prefixes, as in `ListObjects`.
+    """
 
     bucket: str
     prefix: str = ""
+    delimiter: str = ""
     after_key: str = ""
     after_upload_id: str = ""
     limit: int = 1000
 
 
 class Uploads(Message, frozen=True):
-    """Reply to `ListUploads`."""
+    """Reply to `ListUploads`. The next two continue it where it is truncated."""
 
     uploads: tuple[UploadInfo, ...]
     truncated: bool
+    common_prefixes: tuple[str, ...] = ()
+    next_key: str = ""
+    next_upload_id: str = ""
 
 
 # --- the extension -------------------------------------------------------------------------------
@@ -485,6 +507,7 @@ class Matched(Message, frozen=True):
     """Reply to `KvMatch`."""
 
     matched: int
+    chunk_tokens: int = 0  # of the bucket's KV layout; 0 where it has none
 
 
 class KvGet(Message, frozen=True):
@@ -589,6 +612,14 @@ class KvStored(Message, frozen=True):
     existing: int  # chunks that were stored already, with the same bytes
 
 
+class CheckPut(Message, frozen=True):
+    """Ask whether quotas leave room for a put of at least so many bytes. Reply: `Done`."""
+
+    bucket: str
+    identity: str
+    size_bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class TakeRequests(Message, frozen=True):
     """Take from what a tenant and a bucket may still request. Reply: `RequestsTaken`.
 
@@ -657,6 +688,7 @@ GatewayRequest = (
     | GetTraces
     | ConfigureBucket
     | ReplaceAttributes
+    | CheckPut
     | TakeRequests
     | GetUsage
     | GetMetrics

@@ -10,6 +10,23 @@ import msgspec
 from objectcache_schemas.layout import KvLayout
 
 
+class AclPermission(enum.Enum):
+    """What a grant of an access control list allows."""
+
+    READ = "READ"
+    WRITE = "WRITE"
+    READ_ACP = "READ_ACP"  # read the list
+    WRITE_ACP = "WRITE_ACP"  # replace the list
+    FULL_CONTROL = "FULL_CONTROL"
+
+
+class AclGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One entry of an access control list of S3."""
+
+    grantee: str  # a user's name, or the URI of a group
+    permission: AclPermission
+
+
 class ObjectAttributes(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
 ):
@@ -27,6 +44,14 @@ class ObjectAttributes(
     part_sizes_bytes: tuple[int, ...] = ()  # of a completed multipart upload
     part_checksums: tuple[str, ...] = ()  # of its parts, where the upload has a checksum algorithm
     tags: dict[str, str] = {}
+    owner: str = ""  # who stored it; empty is the bucket's owner
+    acl: tuple[AclGrant, ...] = ()  # what others may do; the owner may do everything
+
+    def checksums_of_part(self, number: int) -> dict[str, str]:
+        """Checksums of a part by its number, from 1 on; empty where none are kept."""
+        if not self.part_checksums or len(self.checksums) != 1:
+            return {}
+        return dict.fromkeys(self.checksums, self.part_checksums[number - 1])
 
 
 class ObjectInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -94,9 +119,14 @@ class LifecycleRule(
 
     rule_id: str
     prefix: str = ""
+    has_filter: bool = True  # False: written as before S3 had a Filter, and shown so
     enabled: bool = True
     expiration_days: Annotated[int, msgspec.Meta(ge=1)] | None = None
     abort_uploads_days: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    def covers(self, key: str) -> bool:
+        """Whether the rule is in force for a key."""
+        return self.enabled and key.startswith(self.prefix)
 
 
 class BucketConfiguration(
@@ -108,6 +138,7 @@ class BucketConfiguration(
     quota: Quota = Quota()
     lifecycle: tuple[LifecycleRule, ...] = ()
     tags: dict[str, str] = {}
+    acl: tuple[AclGrant, ...] = ()  # what others than the owner may do; see gateway.acls
 
 
 class BucketInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -146,4 +177,5 @@ class Condition(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
 
     absent: bool = False  # If-None-Match: *
     etag: str | None = None  # If-Match; "*" is any existing object
+    not_etag: str | None = None  # If-None-Match with an ETag; a key that is not stored is well
     immutable: bool = False  # an existing key with the same bytes is a success, others a conflict

@@ -11,7 +11,7 @@ import argparse
 import logging
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +76,7 @@ class ServerSettings(_Settings, frozen=True):
         str, _doc("PEM file of the authorities whose certificates the other process may show")
     ] = ""
     log_format: Annotated[
-        str, msgspec.Meta(pattern="^(json|text)$"), _doc("how a line of the log is written")
+        str, msgspec.Meta(pattern=r"^(json|text)\Z"), _doc("how a line of the log is written")
     ] = "json"
 
 
@@ -87,6 +87,13 @@ class GatewaySettings(_Settings, frozen=True):
         "127.0.0.1:9000"
     )
     region: Annotated[str, _doc("the region that buckets are in")] = "us-east-1"
+    acls: Annotated[
+        bool,
+        _doc(
+            "honour S3's access control lists, which let other users and anonymous requests in; "
+            "when off, lists other than the owner's alone are refused"
+        ),
+    ] = False
     strict_region: Annotated[bool, _doc("refuse requests that were signed for another region")] = (
         False
     )
@@ -133,7 +140,11 @@ class GatewaySettings(_Settings, frozen=True):
     body_handover: Annotated[
         bool, _doc("let the storage server write bodies to the client's socket itself")
     ] = True
-    log_level: Annotated[str, _doc("debug, info, warning or error")] = "info"
+    log_level: Annotated[
+        str,
+        msgspec.Meta(pattern=r"^(debug|info|warning|error)\Z"),
+        _doc("debug, info, warning or error"),
+    ] = "info"
 
 
 class StorageSettings(_Settings, frozen=True):
@@ -168,7 +179,7 @@ class StorageSettings(_Settings, frozen=True):
         int, msgspec.Meta(ge=16 * MIB), _doc("size to which the index may grow (its address space)")
     ] = 64 * GIB
     when_full: Annotated[
-        str, msgspec.Meta(pattern="^(evict|refuse)$"), _doc("evict chunks, or refuse puts")
+        str, msgspec.Meta(pattern=r"^(evict|refuse)\Z"), _doc("evict chunks, or refuse puts")
     ] = "evict"
     high_watermark: Annotated[
         float, msgspec.Meta(gt=0, le=1), _doc("part of the capacity from which chunks are evicted")
@@ -186,7 +197,7 @@ class StorageSettings(_Settings, frozen=True):
     ] = 0.8
     direct_io: Annotated[
         str,
-        msgspec.Meta(pattern="^(auto|io_uring|threads)$"),
+        msgspec.Meta(pattern=r"^(auto|io_uring|threads)\Z"),
         _doc("how the direct path submits: auto is io_uring where the kernel allows it"),
     ] = "auto"
     direct_depth: Annotated[
@@ -199,7 +210,7 @@ class StorageSettings(_Settings, frozen=True):
     ] = ""
     overlap: Annotated[
         str,
-        msgspec.Meta(pattern="^(auto|intra|cross)$"),
+        msgspec.Meta(pattern=r"^(auto|intra|cross)\Z"),
         _doc("whether readers share the device; auto measures"),
     ] = "auto"
     compaction_bytes_per_s: Annotated[
@@ -257,13 +268,17 @@ class StorageSettings(_Settings, frozen=True):
     sessions_max: Annotated[Positive, _doc("sessions on the target socket")] = 256
     target_socket_mode: Annotated[
         str,
-        msgspec.Meta(pattern="^[0-7]{3}$"),
+        msgspec.Meta(pattern=r"^[0-7]{3}\Z"),
         _doc("permission bits of the target socket, octal; 600 is the server's user only"),
     ] = "600"
     drain_timeout_s: Annotated[
         Seconds, _doc("after SIGTERM, time for deliveries and puts to finish")
     ] = 20.0
-    log_level: Annotated[str, _doc("debug, info, warning or error")] = "info"
+    log_level: Annotated[
+        str,
+        msgspec.Meta(pattern=r"^(debug|info|warning|error)\Z"),
+        _doc("debug, info, warning or error"),
+    ] = "info"
 
 
 class AdminSettings(_Settings, frozen=True):
@@ -290,7 +305,11 @@ class AdminSettings(_Settings, frozen=True):
         msgspec.Meta(ge=0, le=10_000),
         _doc("tenants that metrics name, the first seen; the rest is one, named other"),
     ] = 50
-    log_level: Annotated[str, _doc("debug, info, warning or error")] = "info"
+    log_level: Annotated[
+        str,
+        msgspec.Meta(pattern=r"^(debug|info|warning|error)\Z"),
+        _doc("debug, info, warning or error"),
+    ] = "info"
 
 
 class SchedulerSettings(_Settings, frozen=True):
@@ -301,7 +320,7 @@ class SchedulerSettings(_Settings, frozen=True):
     policy: Annotated[
         str,
         msgspec.Meta(
-            pattern="^(equal|kv_prop|bw_prop|stall_opt|calibrated_stall_opt|stall_dynamic)$"
+            pattern=r"^(equal|kv_prop|bw_prop|stall_opt|calibrated_stall_opt|stall_dynamic)\Z"
         ),
         _doc("how layerwise deliveries share the link: " + ", ".join(POLICIES)),
     ] = "stall_dynamic"
@@ -423,7 +442,7 @@ def _merge(sections: dict[str, Section], more: Mapping[str, Section]) -> None:
 def _convert(sections: Mapping[str, Section], source: str) -> Settings:
     try:
         return msgspec.convert(sections, Settings, strict=False)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise InvalidRequest(f"settings, in {source}: {error}") from error
 
 
@@ -481,12 +500,16 @@ def setting_fields(section: str) -> tuple[msgspec.structs.FieldInfo, ...]:
 
 
 def parse_command_line(
-    program: str, description: str, arguments: Sequence[str], environment: Mapping[str, str]
+    program: str,
+    description: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    add_more: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> tuple[Settings, argparse.Namespace]:
     """Settings of one process from its command line, the file that names, and the environment.
 
     Raises `InvalidRequest` as `load_settings` does; exits as argparse does on wrong flags. The
-    namespace holds `exit_with_stdin`.
+    namespace holds `exit_with_stdin`, and what `add_more` added.
     """
     parser = argparse.ArgumentParser(program, description=description)
     add_settings_arguments(parser)
@@ -495,6 +518,8 @@ def parse_command_line(
         action="store_true",
         help="drain and stop when standard input ends (for a supervisor)",
     )
+    if add_more is not None:
+        add_more(parser)
     namespace = parser.parse_args(arguments)
     return settings_from_arguments(namespace, environment), namespace
 

@@ -52,15 +52,17 @@ class TargetReleased(Message, frozen=True):
     target_id: bytes
 
 
-class LayersConsumed(Message, frozen=True):
+class LayersConsumed(Message, frozen=True, omit_defaults=True):
     """The engine is through with the layers below `end_layer`; unanswered.
 
-    `compute_s` is the time that it computed on the last of them, waiting left out.
+    `compute_s` is the time that it computed on the last of them, waiting left out. `waited_s` is
+    how long it stood still for them, all that it had not told of before together; None is unknown.
     """
 
     tag: int
     end_layer: int
     compute_s: float
+    waited_s: float | None = None
 
 
 class LayersReady(Message, frozen=True):

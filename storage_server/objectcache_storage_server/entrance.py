@@ -19,6 +19,7 @@ from objectcache_schemas.settings import Settings
 from objectcache_storage_server.connections.sockets import ConnectionEnded
 from objectcache_storage_server.scheduling.admission import Admission, AdmissionLimits, Waiting
 
+DRAINED_RETRY_S = 5.0
 Gone = Callable[[], Coroutine[Any, Any, None]]  # returns when whoever asks has left
 
 TIMER_MAX_S = 3600.0
@@ -74,6 +75,7 @@ class Entrance:
         self._waiters: dict[Waiting, _Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.closed = asyncio.Event()  # set by `close`
+        self.drained = False  # newcomers are refused, those who wait and are in go on
         self._lock = threading.Lock()
 
     @property
@@ -103,13 +105,15 @@ class Entrance:
         """Wait until a delivery of this tenant may begin; `leave` ends it. Returns the seconds.
 
         Raises `Busy` where the queue is full or the wait is too long, `Unavailable` once the
-        entrance is closed, and `ConnectionEnded` when `gone` returns first. Whoever is cancelled
-        is not in, and takes nobody's place.
+        entrance is closed or drained, and `ConnectionEnded` when `gone` returns first. Whoever is
+        cancelled is not in, and takes nobody's place.
         """
         now_s = time.monotonic()
         with self._lock:
             if self.closed.is_set():
                 raise stopping()
+            if self.drained:
+                raise drained()
             token = self._admission.enter(tenant, now_s)
             if token is None:
                 return 0.0
@@ -180,6 +184,11 @@ class Entrance:
 
     def __repr__(self) -> str:
         return f"<Entrance {self.running} running, {self.waiting} waiting>"
+
+
+def drained() -> Unavailable:
+    """What newcomers are told while an operator drains the server."""
+    return Unavailable("the server is drained by its operator", retry_after_s=DRAINED_RETRY_S)
 
 
 def stopping() -> Unavailable:

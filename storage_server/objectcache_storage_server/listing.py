@@ -15,29 +15,36 @@ from objectcache_schemas.records import ObjectInfo
 Scan = Callable[[str, str, int], list[ObjectInfo]]
 
 LIST_LIMIT_MAX = 1000  # S3's own, for one answer
-_LAST = "\U0010ffff" * 1025  # greater than any rest of a key
+_AHEAD_GROWTH = 4  # of what is read at once, while nothing rolls up
+_LAST = "\U0010ffff" * 300  # 1,200 bytes, greater than any rest of a key
 
 
-def list_objects(request: ListObjects, scan: Scan) -> Listing:
-    """One page of a listing."""
-    limit = min(request.limit, LIST_LIMIT_MAX)
+def list_objects(
+    request: ListObjects, scan: Scan, shown: Callable[[str], str] = lambda key: key
+) -> Listing:
+    """One page of a listing. `shown` is the part of a stored key that may roll up."""
+    limit = max(0, min(request.limit, LIST_LIMIT_MAX))
     objects: list[ObjectInfo] = []
     prefixes: list[str] = []
     position, last = _skip_rolled(request, request.start_after), request.start_after
+    ahead = 1 if request.delimiter else limit + 1
     while limit:
-        page = scan(request.prefix, position, limit - len(objects) - len(prefixes) + 1)
+        ahead = min(ahead, limit - len(objects) - len(prefixes) + 1)
+        page = scan(request.prefix, position, ahead)
+        ahead *= _AHEAD_GROWTH
         for info in page:
             if info.key <= position:
                 continue  # rolled up with one before it
             if len(objects) + len(prefixes) == limit:
                 return _listing(objects, prefixes, last)
-            rolled = _common_prefix(info.key, request)
+            rolled = _common_prefix(shown(info.key), request)
             if rolled is None:
                 objects.append(info)
                 position = last = info.key
             else:
                 prefixes.append(rolled)
                 position, last = rolled + _LAST, rolled
+                ahead = 1  # what follows is passed over; perhaps it rolls up again
         if not page:
             break
     return _listing(objects, prefixes, None)

@@ -7,19 +7,14 @@ functions block.
 
 from __future__ import annotations
 
-import binascii
-import hashlib
 import secrets
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import msgspec
-
-from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
-from objectcache_schemas.limits import MIB
+from objectcache_schemas.errors import InvalidRequest, NotFound
 from objectcache_schemas.messages import (
-    CompleteUpload,
     CopyPart,
+    ListObjects,
     ListParts,
     ListUploads,
     Parts,
@@ -27,21 +22,19 @@ from objectcache_schemas.messages import (
 )
 from objectcache_schemas.records import (
     BucketInfo,
-    Condition,
     ObjectAttributes,
     ObjectInfo,
     PartInfo,
     UploadInfo,
 )
-from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, Engine, Staged, StagedPut
-from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.engines.base import Engine, Staged, StagedPut
+from objectcache_storage_server.listing import list_objects
+from objectcache_storage_server.running_checksums import RunningChecksums
 
 BUCKET = ".multipart"
 PART_NUMBER_MAX = 10_000
-PART_BYTES_MIN = 5 * MIB  # of every part but the last; S3's own
 LIST_LIMIT_MAX = 1000
 _SEPARATOR = "\x01"  # sorts before everything a key may go on with
-_JOIN_BYTES = 1 * MIB
 _UPLOAD_ID_BYTES = 16
 
 
@@ -62,6 +55,15 @@ def create_bucket(engine: Engine) -> None:
     open_ids = {_upload_id(info.key) for info in _scan_all(engine, "u/")}
     parts = [info.key for info in _scan_all(engine, "p/")]
     engine.delete(BUCKET, [key for key in parts if key.split("/")[1] not in open_ids])
+
+
+def open_parts(engine: Engine) -> Iterator[tuple[str, str, int, int]]:
+    """Bucket, upload, number and bytes of every part of an open upload."""
+    buckets = {_upload_id(info.key): info.key.split("/")[1] for info in _scan_all(engine, "u/")}
+    for info in _scan_all(engine, "p/"):
+        _, upload_id, number = info.key.split("/")
+        if upload_id in buckets:
+            yield buckets[upload_id], upload_id, int(number), info.size_bytes
 
 
 def part_key(upload_id: str, part_number: int) -> str:
@@ -97,6 +99,16 @@ def _upload_info(bucket: str, info: ObjectInfo) -> UploadInfo:
     )
 
 
+def uploads_prefix(bucket: str, prefix: str) -> str:
+    """Prefix in `BUCKET` of the open uploads of a bucket's keys with a prefix."""
+    return f"u/{bucket}/{prefix}"
+
+
+def upload_name(bucket: str, info: ObjectInfo) -> UploadName:
+    """What names the upload that an object of `BUCKET` stands for."""
+    return UploadName(bucket, _upload_info(bucket, info).key, _upload_id(info.key))
+
+
 def check_upload(engine: Engine, name: UploadName) -> UploadInfo:
     """The upload, if it is open. Raises `NotFound` (NoSuchUpload)."""
     engine.bucket(name.bucket)
@@ -109,10 +121,11 @@ def check_upload(engine: Engine, name: UploadName) -> UploadInfo:
 def abort_upload(engine: Engine, name: UploadName) -> None:
     """Forget an upload and its parts."""
     check_upload(engine, name)
-    _forget(engine, name)
+    forget_upload(engine, name)
 
 
-def _forget(engine: Engine, name: UploadName) -> None:
+def forget_upload(engine: Engine, name: UploadName) -> None:
+    """Delete what is stored of an upload, open or not."""
     engine.delete(BUCKET, [_upload_key(name)])
     engine.delete(BUCKET, [info.key for info in _scan_all(engine, f"p/{name.upload_id}/")])
 
@@ -120,7 +133,9 @@ def _forget(engine: Engine, name: UploadName) -> None:
 def forget_uploads(engine: Engine, bucket: str) -> None:
     """Forget all uploads of a bucket that was deleted."""
     for info in list(_scan_all(engine, f"u/{bucket}/")):
-        _forget(engine, UploadName(bucket, _upload_info(bucket, info).key, _upload_id(info.key)))
+        forget_upload(
+            engine, UploadName(bucket, _upload_info(bucket, info).key, _upload_id(info.key))
+        )
 
 
 def _scan_all(engine: Engine, prefix: str) -> Iterator[ObjectInfo]:
@@ -154,24 +169,48 @@ def _part_info(info: ObjectInfo) -> PartInfo:
 def list_uploads(engine: Engine, request: ListUploads) -> Uploads:
     """One page of a bucket's open uploads."""
     engine.bucket(request.bucket)
-    limit = min(request.limit, LIST_LIMIT_MAX)
-    start_after = ""
-    if request.after_key:
-        # Without an upload id, all uploads of the marker's key are passed over.
-        after_id = request.after_upload_id or "\U0010ffff"
-        start_after = _upload_key(UploadName(request.bucket, request.after_key, after_id))
-    prefix = f"u/{request.bucket}/{request.prefix}"
-    page = engine.scan(BUCKET, prefix, start_after, limit + 1)
-    uploads = tuple(_upload_info(request.bucket, info) for info in page[:limit])
-    return Uploads(uploads=uploads, truncated=len(page) > limit)
+    base = f"u/{request.bucket}/"
+    page = list_objects(
+        ListObjects(
+            bucket=BUCKET,
+            prefix=base + request.prefix,
+            delimiter=request.delimiter,
+            start_after=_upload_marker(request),
+            limit=request.limit,
+        ),
+        lambda prefix, after, limit: engine.scan(BUCKET, prefix, after, limit),
+        shown=lambda stored: stored.rpartition(_SEPARATOR)[0],
+    )
+    uploads = tuple(_upload_info(request.bucket, info) for info in page.objects)
+    after = page.next_start_after
+    ends_with_upload = bool(page.objects) and page.objects[-1].key == after
+    return Uploads(
+        uploads=uploads,
+        truncated=after is not None,
+        common_prefixes=tuple(rolled.removeprefix(base) for rolled in page.common_prefixes),
+        next_key=uploads[-1].key if ends_with_upload else (after or "").removeprefix(base),
+        next_upload_id=uploads[-1].upload_id if ends_with_upload else "",
+    )
+
+
+def _upload_marker(request: ListUploads) -> str:
+    """Key in `BUCKET` after which a page begins."""
+    key = request.after_key
+    if not key:
+        return ""
+    if request.delimiter and key.endswith(request.delimiter) and not request.after_upload_id:
+        return f"u/{request.bucket}/{key}"  # a common prefix, perhaps, which is passed over whole
+    # Without an upload id, all uploads of the marker's key are passed over.
+    after_id = request.after_upload_id or "\U0010ffff"
+    return _upload_key(UploadName(request.bucket, key, after_id))
 
 
 def copy_part(engine: Engine, request: CopyPart) -> ObjectInfo:
-    """Store a range of an object as a part. Its ETag is the MD5 of the range."""
-    check_upload(engine, UploadName(request.bucket, request.key, request.upload_id))
+    """Store a range of an object as a part, with its MD5 as ETag and the upload's checksum."""
+    upload = check_upload(engine, UploadName(request.bucket, request.key, request.upload_id))
     staged = engine.stage(BUCKET, part_key(request.upload_id, request.part_number))
     try:
-        hashed = _HashedStaged(staged)
+        hashed = _HashedStaged(staged, checksum_algorithm(upload))
         engine.copy(
             request.source_bucket,
             request.source_key,
@@ -180,145 +219,28 @@ def copy_part(engine: Engine, request: CopyPart) -> ObjectInfo:
             request.length_bytes,
             request.source_etag,
         )
-        return engine.commit([StagedPut(staged, hashed.md5.hexdigest())])[0].info
+        attributes = ObjectAttributes(checksums=hashed.running.checksums)
+        put = StagedPut(staged, hashed.running.md5_hex, attributes)
+        return engine.commit([put])[0].info
     finally:
         staged.discard()
+
+
+def checksum_algorithm(upload: UploadInfo) -> str | None:
+    """The algorithm that the upload was created with; its attributes name it without a value."""
+    return next(iter(upload.attributes.checksums), None)
 
 
 class _HashedStaged(Staged):
     """Hashes what is written in order to another staged object."""
 
-    def __init__(self, inner: Staged) -> None:
+    def __init__(self, inner: Staged, algorithm: str | None) -> None:
         self.inner = inner
-        self.md5 = hashlib.md5(usedforsecurity=False)
+        self.running = RunningChecksums(algorithm)
 
     def write_at(self, offset_bytes: int, data: memoryview) -> None:
-        self.md5.update(data)
+        self.running.update(data)
         self.inner.write_at(offset_bytes, data)
 
     def discard(self) -> None:
         self.inner.discard()
-
-
-def complete_upload(engine: Engine, request: CompleteUpload, object_bytes_max: int) -> ObjectInfo:
-    """Join the parts into the object and forget the upload.
-
-    The same completion again, after its upload is gone, answers with the object it made.
-    """
-    name = UploadName(request.bucket, request.key, request.upload_id)
-    etag = _joined_etag(request)
-    try:
-        upload = check_upload(engine, name)
-    except NotFound as error:
-        if error.code == "NoSuchUpload" and (info := _made_before(engine, request, etag)):
-            return info
-        raise
-    parts = _checked_parts(engine, request)
-    size_bytes = sum(part.size_bytes for part in parts)
-    if size_bytes > object_bytes_max:
-        raise InvalidRequest(
-            f"the object would hold {size_bytes} bytes, limits.joined_object_bytes_max is "
-            f"{object_bytes_max}",
-            code="EntityTooLarge",
-        )
-    attributes = msgspec.structs.replace(
-        upload.attributes, part_sizes_bytes=tuple(part.size_bytes for part in parts)
-    )
-    info = _join(engine, request, parts, StagedAttributes(etag, attributes), request.condition)
-    _forget(engine, name)
-    return info
-
-
-class StagedAttributes(NamedTuple):
-    """What the joined object carries beside its bytes."""
-
-    etag: str
-    attributes: ObjectAttributes
-
-
-def _made_before(engine: Engine, request: CompleteUpload, etag: str) -> ObjectInfo | None:
-    try:
-        info = engine.stat(request.bucket, request.key)
-    except NotFound:
-        return None
-    return info if info.etag == etag else None
-
-
-def _joined_etag(request: CompleteUpload) -> str:
-    """MD5 of the parts' binary MD5s, a dash and their count. Raises `InvalidRequest`."""
-    numbers = [number for number, _ in request.parts]
-    if not numbers:
-        raise InvalidRequest("the part list is empty", code="MalformedXML")
-    if numbers != sorted(set(numbers)):
-        raise InvalidRequest("the parts must be in ascending order", code="InvalidPartOrder")
-    try:
-        digests = b"".join(binascii.unhexlify(etag) for _, etag in request.parts)
-    except binascii.Error as error:
-        raise InvalidRequest("a part's ETag is not an MD5", code="InvalidPart") from error
-    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(numbers)}"
-
-
-def _checked_parts(engine: Engine, request: CompleteUpload) -> list[ObjectInfo]:
-    parts: list[ObjectInfo] = []
-    for number, etag in request.parts:
-        try:
-            info = engine.stat(BUCKET, part_key(request.upload_id, number))
-        except NotFound as error:
-            raise InvalidRequest(f"part {number} is not stored", code="InvalidPart") from error
-        if info.etag != etag:
-            raise InvalidRequest(f"part {number} has another ETag", code="InvalidPart")
-        parts.append(info)
-    for info, (number, _) in zip(parts[:-1], request.parts, strict=False):
-        if info.size_bytes < PART_BYTES_MIN:
-            raise InvalidRequest(
-                f"part {number} has {info.size_bytes} bytes; all but the last need "
-                f"{PART_BYTES_MIN}",
-                code="EntityTooSmall",
-            )
-    return parts
-
-
-def _join(
-    engine: Engine,
-    request: CompleteUpload,
-    parts: list[ObjectInfo],
-    carried: StagedAttributes,
-    condition: Condition,
-) -> ObjectInfo:
-    layout = engine.bucket(request.bucket).layout
-    if layout is not None and sum(part.size_bytes for part in parts) != layout.chunk_bytes:
-        raise Conflict("the object does not fit the bucket's KV layout", code="KvLayoutConflict")
-    block_bytes = (
-        slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
-    )
-    staged = engine.stage(request.bucket, request.key, block_bytes)
-    try:
-        _write_joined(engine, staged, parts, block_bytes)
-        put = StagedPut(staged, carried.etag, carried.attributes)
-        return engine.commit([put], condition)[0].info
-    finally:
-        staged.discard()
-
-
-def _write_joined(
-    engine: Engine, staged: Staged, parts: list[ObjectInfo], block_bytes: int
-) -> None:
-    """Write the parts' bytes one after the other, in whole blocks."""
-    buffer = memoryview(bytearray(max(block_bytes, _JOIN_BYTES // block_bytes * block_bytes)))
-    filled = written = 0
-    for part in parts:
-        with engine.open_many(BUCKET, [part.key]) as opened:
-            if opened.infos[0] is None or opened.infos[0].etag != part.etag:
-                raise InvalidRequest("a part changed during completion", code="InvalidPart")
-            position = 0
-            while position < part.size_bytes:
-                piece = buffer[filled:][: part.size_bytes - position]
-                opened.read_into(0, position, piece)
-                position += len(piece)
-                filled += len(piece)
-                if filled == len(buffer):
-                    staged.write_at(written, buffer)
-                    written += filled
-                    filled = 0
-    if filled:
-        staged.write_at(written, buffer[:filled])

@@ -55,6 +55,12 @@ class ScheduleBook:
         """The schedule in force."""
         return self._configuration
 
+    def paces(self, tenant: str) -> bool:
+        """Whether a cap holds the bytes of this tenant back."""
+        configuration = self._configuration
+        share = configuration.tenants.get(tenant)
+        return configuration.cap_gbps > 0 or (share is not None and share.cap_gbps > 0)
+
     def change(self, changes: ScheduleChanges, reset: bool = False) -> ScheduleConfiguration:
         """Add to the changes, or with `reset` begin from none; returns the schedule from now on.
 

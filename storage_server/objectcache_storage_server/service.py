@@ -15,13 +15,24 @@ from typing import ParamSpec, TypeVar
 from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.messages import Health
+from objectcache_schemas.metric_families import MetricsPage
 from objectcache_schemas.schedule import ScheduleState, SetSchedule
 from objectcache_schemas.settings import Settings
+from objectcache_storage_server.accounts.account_book import AccountBook
+from objectcache_storage_server.accounts.directory import AccountDirectory
+from objectcache_storage_server.accounts.in_flight import InFlight
+from objectcache_storage_server.accounts.quota_book import QuotaBook
+from objectcache_storage_server.accounts.request_tokens import RequestTokens
+from objectcache_storage_server.accounts.stored_ledger import StoredLedger
 from objectcache_storage_server.buffers import BufferPool
 from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.entrance import Entrance
+from objectcache_storage_server.entrance import Entrance, drained
+from objectcache_storage_server.lifecycle import LifecycleCounts, LifecycleSweeper
 from objectcache_storage_server.memory_line import MemoryGrants
+from objectcache_storage_server.metrics.engine_times import time_engine
+from objectcache_storage_server.metrics.families import storage_families
+from objectcache_storage_server.metrics.storage_counts import StorageCounts
 from objectcache_storage_server.schedule_changes import ScheduleBook
 from objectcache_storage_server.schedule_view import copy_schedule
 from objectcache_storage_server.scheduling.compute_windows import WindowFinder
@@ -49,13 +60,19 @@ class Service:
         settings: Settings,
         engine: Engine,
         export: Callable[[DeliveryRecorder], None] | None = None,
+        accounts: AccountBook | None = None,
     ) -> None:
-        """`export` is called with the record of each delivery that has ended."""
+        """`export` is called with the record of each delivery that has ended. Without `accounts`
+        they are kept in memory.
+        """
         storage = settings.storage
         self.settings = settings
         self.storage = storage
         self.limits = settings.limits
         self.engine = engine
+        self.counts = StorageCounts(settings.admin.tenants_in_metrics_max)
+        time_engine(engine, self.counts.engine)
+        self.metrics_page = MetricsPage(lambda: storage_families(self))
         self.pool = BufferPool(storage.fragment_bytes, storage.server_in_flight_bytes_max)
         self.registry = TargetRegistry(storage.targets_bytes_max)
         self.tickets = TicketBook()
@@ -69,17 +86,38 @@ class Service:
             self.entrance.closed,
         )
         self.windows = WindowFinder(settings.profiles_dir)
-        self.traces = TraceBook(settings.scheduler.traces_kept, export)
+        self._export = export
+        self.traces = TraceBook(settings.scheduler.traces_kept, self._delivery_ended)
         self.dispatcher = Dispatcher(
             self.reader_threads, Scheduler(self.schedule_book.configuration, time.monotonic())
         )
         self.draining = False
+        self.accounts = accounts or AccountBook()
+        self.directory = AccountDirectory(self.accounts)
+        self.on_buckets_changed: Callable[[], None] = self.directory.buckets_changed
+        self.quotas = QuotaBook(engine, self.accounts, self.directory)
+        self.stored = StoredLedger(self.quotas, engine.usage)
+        self.lifecycle_counts = LifecycleCounts()
+        self._sweeper: LifecycleSweeper | None = None
+        self.in_flight = InFlight(self.quotas)
+        self.request_tokens = RequestTokens()
+        self.configuring = threading.Lock()  # between a look at a configuration and its change
         self.host_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._executor = ThreadPoolExecutor(ENGINE_THREADS, "engine")
         self._schedule_lock = threading.Lock()
         self._puts = self._put_bytes = 0
         self._checking = False
         self._lock = threading.Lock()
+
+    def start_lifecycle(self) -> None:
+        """Carry out the buckets' lifecycle rules from now on, until `close`."""
+        self._sweeper = LifecycleSweeper(
+            self.engine,
+            self.lifecycle_counts,
+            self.storage.lifecycle_interval_s,
+            self.storage.lifecycle_day_s,
+            self.stored.upload_ended,
+        )
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking engine call in a worker thread.
@@ -137,12 +175,29 @@ class Service:
         copied = self.dispatcher.with_scheduler(lambda scheduler: copy_schedule(scheduler, now_s))
         return copied.state(self.schedule_book.changes, self.entrance.waiting + self.memory.waiting)
 
+    def _delivery_ended(self, recorder: DeliveryRecorder) -> None:
+        self.counts.delivery_ended(recorder)
+        if self._export is not None:
+            self._export(recorder)
+
     # --- puts ---
+
+    @property
+    def puts_running(self) -> int:
+        """Puts that were admitted and have not ended."""
+        return self._puts
+
+    @property
+    def put_staging_bytes(self) -> int:
+        """Bytes that they may take."""
+        return self._put_bytes
 
     def admit_put(self, staged_bytes: int) -> None:
         """Count a put in, or raise `Busy`; `end_put` counts it out."""
         if self.draining:
             raise Unavailable("the storage server is stopping")
+        if self.entrance.drained:
+            raise drained()
         with self._lock:
             if self._puts >= self.storage.puts_max:
                 raise Busy(
@@ -197,11 +252,13 @@ class Service:
             deliveries_in_flight=self.entrance.running,
             in_flight_bytes=self.pool.promised_bytes,
             damaged_count=self.engine.damaged_count,
-            draining=self.draining,
+            draining=self.draining or self.entrance.drained,
         )
 
     def close(self) -> None:
         """Stop the threads and the engine; nothing may be running."""
+        if self._sweeper is not None:
+            self._sweeper.close()
         self.entrance.close()
         self.dispatcher.close()
         self._executor.shutdown()

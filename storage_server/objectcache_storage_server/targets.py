@@ -81,6 +81,11 @@ class TargetRegistry:
         self._targets: dict[bytes, Target] = {}
         self._lock = threading.Lock()
 
+    @property
+    def count(self) -> int:
+        """Targets that are registered."""
+        return len(self._targets)
+
     def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> Target:
         """Map a memory file. The caller keeps (and closes) the file descriptor.
 

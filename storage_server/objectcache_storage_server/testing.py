@@ -16,10 +16,18 @@ from typing import TypeVar
 from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, ObjectInfo
+from objectcache_schemas.records import (
+    BucketConfiguration,
+    BucketInfo,
+    BucketPolicy,
+    Condition,
+    ObjectAttributes,
+    ObjectInfo,
+)
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,
+    BucketTotals,
     Committed,
     Engine,
     OpenObjects,
@@ -72,6 +80,12 @@ class WrappedEngine(Engine):
     def set_policy(self, name: str, policy: BucketPolicy) -> None:
         self.call("set_policy", 0, lambda: self.inner.set_policy(name, policy))
 
+    def configure_bucket(self, name: str, configuration: BucketConfiguration) -> None:
+        self.call("configure_bucket", 0, lambda: self.inner.configure_bucket(name, configuration))
+
+    def usage(self, name: str) -> BucketTotals:
+        return self.call("usage", 0, lambda: self.inner.usage(name))
+
     def stage(
         self, bucket: str, key: str, checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
     ) -> Staged:
@@ -82,6 +96,23 @@ class WrappedEngine(Engine):
         prefix = self.call("stage_prefix", 0, lambda: self.inner.stage_prefix(bucket, shape))
         return WrappedStagedPrefix(self, prefix)
 
+    def stage_joined(
+        self,
+        bucket: str,
+        key: str,
+        source_bucket: str,
+        sources: Sequence[ObjectInfo],
+        checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES,
+    ) -> Staged | None:
+        staged = self.call(
+            "stage_joined",
+            0,
+            lambda: self.inner.stage_joined(
+                bucket, key, source_bucket, sources, checksum_block_bytes
+            ),
+        )
+        return None if staged is None else WrappedStaged(self, staged)
+
     def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
         inner_puts = [replace(put, staged=_unwrapped(put.staged)) for put in puts]
         try:
@@ -90,8 +121,20 @@ class WrappedEngine(Engine):
             for put in inner_puts:
                 put.staged.discard()
 
+    def replace_attributes(
+        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+    ) -> ObjectInfo:
+        return self.call(
+            "replace_attributes",
+            0,
+            lambda: self.inner.replace_attributes(bucket, key, etag, attributes),
+        )
+
     def delete(self, bucket: str, keys: Sequence[str]) -> int:
         return self.call("delete", 0, lambda: self.inner.delete(bucket, keys))
+
+    def expire(self, bucket: str, infos: Sequence[ObjectInfo]) -> BucketTotals:
+        return self.call("expire", 0, lambda: self.inner.expire(bucket, infos))
 
     def stat(self, bucket: str, key: str) -> ObjectInfo:
         return self.call("stat", 0, lambda: self.inner.stat(bucket, key))
@@ -119,6 +162,9 @@ class WrappedEngine(Engine):
 
     def status(self) -> EngineStatus:
         return self.call("status", 0, self.inner.status)
+
+    def totals(self) -> EngineStatus:
+        return self.call("totals", 0, self.inner.totals)
 
     def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
         return self.call("check", 0, lambda: self.inner.check(repair, on_progress))

@@ -559,6 +559,14 @@ def test_an_etag_condition_compares_with_what_is_stored(engine: Engine) -> None:
     assert read(engine, "key") == b"three"
 
 
+def test_a_put_may_ask_not_to_replace_one_etag(engine: Engine) -> None:
+    put(engine, "key", b"one", Condition(not_etag="1"), etag="1")  # nothing is stored yet
+    refused = Condition(not_etag="1")
+    assert code_of(lambda: put(engine, "key", b"x", refused)) == "PreconditionFailed"
+    put(engine, "key", b"two", Condition(not_etag="2"), etag="2")
+    assert read(engine, "key") == b"two"
+
+
 def test_an_immutable_put_of_the_same_bytes_keeps_what_is_stored(engine: Engine) -> None:
     first = put(engine, "key", b"data", IMMUTABLE, etag="1")
     second = put(engine, "key", b"data", IMMUTABLE, etag="2")

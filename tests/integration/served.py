@@ -22,6 +22,7 @@ from botocore.config import Config
 from objectcache.cli.credentials import read_credentials
 
 BOUND_S = 60.0  # for whatever a test waits for; generous, because machines may be busy
+MODULES = ("objectcache_gateway", "objectcache_gateway.admin", "objectcache_storage_server")
 QUIET_SETTINGS = ("gateway.log_level=warning", "storage.log_level=warning")
 
 
@@ -31,7 +32,7 @@ def own_environment() -> dict[str, str]:
 
 
 class Served:
-    """A running server: `endpoint`, `credentials`, and the three processes behind it."""
+    """A running server: `endpoint`, `credentials`, and the processes behind it."""
 
     def __init__(self, data_dir: Path, *arguments: str, listen: str = "127.0.0.1:0") -> None:
         self.data_dir = data_dir
@@ -52,8 +53,8 @@ class Served:
     def wait_ready(self) -> None:
         """Read what it announces."""
         assert self.process.stdout is not None
-        self.printed = [self.process.stdout.readline().rstrip("\n") for _ in range(3)]
-        assert self.printed[0].startswith("ready http://"), (self.printed, self.errors())
+        self.printed = [self.process.stdout.readline().rstrip("\n") for _ in range(4)]
+        assert self.printed[0].startswith("ready http"), (self.printed, self.errors())
         self.endpoint = self.printed[0].removeprefix("ready ")
 
     @property
@@ -89,9 +90,19 @@ class Served:
         found: dict[str, int] = {}
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):
-                for module in ("objectcache_gateway", "objectcache_storage_server"):
+                for module in MODULES:
                     if module in child.cmdline():
                         found[module] = child.pid
+        return found
+
+    def gateway_pids(self) -> dict[int, int]:
+        """Pids of the running gateways by their number; one that is being replaced has two."""
+        found: dict[int, int] = {}
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                line = child.cmdline()
+                if "objectcache_gateway" in line:
+                    found[int(line[line.index("--number") + 1])] = child.pid
         return found
 
     def errors(self) -> str:

@@ -1,4 +1,4 @@
-"""The operator's commands against a storage server process, for every engine."""
+"""The operator's commands against a storage server and an admin server, for every engine."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ class Operated:
         log = self.data_dir / "storage.log"
         self.process = ServerProcess("objectcache_storage_server", arguments, log)
         self.socket = self.process.wait_ready()
+        more = ["--set", "admin.listen=off"]
+        self.api = ServerProcess(
+            "objectcache_gateway.admin", [*arguments, *more], self.data_dir / "admin.log"
+        )
+        self.api.wait_ready()
+
+    def stop(self) -> None:
+        assert self.api.terminate() == 0
+        assert self.process.terminate() == 0
 
     def connect(self) -> StorageClient:
         return StorageClient(self.socket)
@@ -77,7 +86,7 @@ def operated(
     with tempfile.TemporaryDirectory(prefix="objectcache-test-") as run_dir:  # short, for sockets
         running = Operated(request.param, tmp_path_factory.mktemp("data"), Path(run_dir))
         yield running
-        assert running.process.terminate() == 0
+        running.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +132,7 @@ def test_a_policy_is_kept_over_a_restart(operated: Operated) -> None:
     flags = ("--durability", "async", "--verification", "sampled", "--quota", "64MiB")
     assert operated.admin("bucket", "policy", "kv", *flags, "--ttl", "7d").exit_code == 0
     operated.admin("bucket", "policy", "kv", "--ttl", "none")
-    assert operated.process.terminate() == 0
+    operated.stop()
     operated.start()
     with operated.connect() as client:
         assert client.ask(GetBucket(name="kv"), Bucket).info.policy == BucketPolicy(

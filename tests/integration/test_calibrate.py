@@ -19,7 +19,7 @@ from objectcache.cli.app import app
 from objectcache_schemas.schedule import GetSchedule, ScheduleState
 from tests.integration.served import own_environment, wait_until
 from tests.s3_clients import s3_client
-from tests.servers import RunningServer, running_server
+from tests.servers import RunningServer, ServerProcess, running_server
 from tests.storage_client import StorageClient
 
 QUICK = ("--geometry", "quick=256KiB,4ms,4", "--repeats", "1")
@@ -30,7 +30,14 @@ ENDLESS = ("--geometry", "endless=1MiB,2s,32")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server whose schedule these tests change."""
     with running_server(tmp_path_factory.mktemp("calibrated") / "data") as server:
-        yield server
+        run_dir = f"server.run_dir={server.run_dir}"
+        where = ["--data-dir", str(server.data_dir), "--set", run_dir, "--set", "admin.listen=off"]
+        api = ServerProcess("objectcache_gateway.admin", where, server.data_dir / "admin.log")
+        try:
+            api.wait_ready()
+            yield server
+        finally:
+            api.terminate()
 
 
 def flags(server: RunningServer) -> list[str]:
@@ -114,7 +121,7 @@ def test_an_interrupt_leaves_nothing_behind(
         (["--apply"], "give --data-dir DIR"),
         (["--scale", "inf"], "4096"),
         (["--geometry", "slow=64KiB,2s,32"], "slow: the sweep begins at 8192 bytes"),
-        (["--data-dir", "/nowhere", "--apply"], "no storage server runs there"),
+        (["--data-dir", "/nowhere", "--apply"], "no admin API runs there"),
         (["--transport", "pigeon"], "pigeon"),
     ],
 )

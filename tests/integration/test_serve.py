@@ -16,6 +16,7 @@ import pytest
 from tests.integration.served import QUIET_SETTINGS, Served, own_environment, wait_until
 
 GATEWAY, STORAGE = "objectcache_gateway", "objectcache_storage_server"
+ADMIN = "objectcache_gateway.admin"
 
 
 @pytest.fixture
@@ -32,7 +33,8 @@ def test_it_says_where_it_serves_and_where_the_credentials_are_but_no_secret(
 ) -> None:
     _, secret_key = served.credentials
     file = served.data_dir / "root-credentials"
-    assert served.printed[1:] == [f"credentials {file}", f"data {served.data_dir}"]
+    assert served.printed[1:3] == [f"credentials {file}", f"data {served.data_dir}"]
+    assert served.printed[3].startswith("admin http://127.0.0.1:")
     assert secret_key not in "".join(served.printed) + served.errors()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
@@ -63,7 +65,7 @@ def test_a_signal_stops_all_processes_within_the_bound(
     served: Served, number: signal.Signals
 ) -> None:
     children = served.children()
-    assert set(children) == {GATEWAY, STORAGE}
+    assert set(children) == {GATEWAY, STORAGE, ADMIN}
     begin_s = time.monotonic()
     served.process.send_signal(number)
     assert served.wait_exit() == 0
@@ -101,7 +103,7 @@ def test_a_storage_server_that_is_killed_comes_back_with_what_was_stored(served:
 
 def test_both_servers_end_when_the_supervisor_is_killed(served: Served) -> None:
     processes = [psutil.Process(pid) for pid in served.children().values()]
-    assert len(processes) == 2
+    assert len(processes) == 3
     served.process.kill()
     _, alive = psutil.wait_procs(processes, timeout=30)
     assert alive == []

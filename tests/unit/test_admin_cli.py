@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from objectcache.cli.admin import fsck, storage_socket
+from objectcache.cli.admin import api_client, fsck
 from objectcache.cli.admin.amounts import (
     parse_size_bytes,
     parse_time_s,
@@ -30,9 +30,14 @@ from objectcache.cli.admin.amounts import (
     size_text,
     time_text,
 )
+from objectcache.cli.admin.api_client import ApiClient
+from objectcache.cli.admin.command import local_access
 from objectcache.cli.admin.status_view import status_view
-from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.cli.app import app
+from objectcache_gateway.admin.__main__ import make_server
+from objectcache_gateway.signing.credentials import RootCredentials
+from objectcache_gateway.storage_address import storage_address
+from objectcache_schemas.admin_api import HealthReply
 from objectcache_schemas.engine_status import (
     CheckEnded,
     CheckEngine,
@@ -42,7 +47,7 @@ from objectcache_schemas.engine_status import (
     ExtentClass,
     PathStatus,
 )
-from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unavailable
+from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
 from objectcache_schemas.limits import GIB, KIB, MIB
 from objectcache_schemas.message import Message
 from objectcache_schemas.messages import GetHealth, Health, SetPolicy
@@ -53,9 +58,11 @@ from objectcache_storage_server.connections.server import StorageServer
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.service import Service
 from tests.contract.engine_suite import BUCKET, put
+from tests.storage_client import StorageClient
 
 WAIT_S = 20.0
 NOBODY = 65534
+ROOT = RootCredentials("test-root", "not-a-secret", "test")
 STATUS = EngineStatus(
     engine="local",
     objects=12_345,
@@ -149,7 +156,7 @@ class OperatedEngine(MemoryEngine):
 
 
 class ServerThread:
-    """A storage server in a thread of this process."""
+    """A storage server and its admin API in a thread of this process."""
 
     def __init__(self, settings: Settings, engine: OperatedEngine) -> None:
         self.settings = settings
@@ -164,10 +171,13 @@ class ServerThread:
     async def _serve(self) -> None:
         service = self.service = Service(self.settings, self._engine)
         server = StorageServer(service)
+        admin = make_server(self.settings, ROOT, storage_address(self.settings))
         await server.start()
+        await admin.start(self.settings.admin_socket)
         self._ready.set_result(asyncio.get_running_loop())
         await self._stopping.wait()
         await server.drain(WAIT_S)
+        await admin.close()
         service.close()
 
     def begin_drain(self) -> None:
@@ -379,7 +389,7 @@ def test_the_server_refuses_a_policy_that_makes_no_sense(
     server: ServerThread, engine: OperatedEngine, policy: BucketPolicy
 ) -> None:
     with (
-        StorageSocket(server.settings) as storage,
+        StorageClient(server.settings.storage_socket) as storage,
         pytest.raises(InvalidRequest, match=r"quota_bytes|ttl_s"),
     ):
         storage.ask(SetPolicy(bucket="bucket", policy=policy), Health)
@@ -467,8 +477,8 @@ def test_a_terminal_shows_how_far_the_check_is(
     engine.steps = [so_far]
     engine.may_end.clear()
     output = _Terminal(engine.may_end, "77 objects, 5 bad")
-    with StorageSocket(server.settings) as storage:
-        report = fsck.check(storage, False, Console(file=output, force_terminal=True, width=100))
+    with ApiClient(local_access(server.settings)) as client:
+        report = fsck.check(client, False, Console(file=output, force_terminal=True, width=100))
     assert report == so_far
     assert "77 objects, 5 bad" in output.getvalue()
     assert "1.0/2.0 GiB" in output.getvalue()
@@ -489,9 +499,10 @@ class _Terminal(io.StringIO):
 
 def test_one_check_runs_at_a_time(server: ServerThread, engine: OperatedEngine) -> None:
     engine.may_end.clear()
-    with StorageSocket(server.settings) as first, StorageSocket(server.settings) as second:
+    path = server.settings.storage_socket
+    with StorageClient(path) as first, StorageClient(path) as second:
         first.send(CheckEngine(repair=False))
-        first.receive(CheckProgress)
+        first.reply(CheckProgress)
         with pytest.raises(Busy, match="another check") as caught:
             second.ask(CheckEngine(repair=False), CheckEnded)
         assert caught.value.details.retry_after_s is not None
@@ -504,18 +515,18 @@ def test_one_check_runs_at_a_time(server: ServerThread, engine: OperatedEngine) 
     assert engine.repairs == [False, False]
 
 
-def last_message(storage: StorageSocket) -> Message:
+def last_message(storage: StorageClient) -> Message:
     """The end of a check, after any progress."""
-    while isinstance(message := storage.receive(Message), CheckProgress):
+    while isinstance(message := storage.reply(Message), CheckProgress):
         pass
     return message
 
 
 def test_hanging_up_ends_the_check(server: ServerThread, engine: OperatedEngine) -> None:
     engine.may_end.clear()
-    with StorageSocket(server.settings) as storage:
+    with StorageClient(server.settings.storage_socket) as storage:
         storage.send(CheckEngine(repair=False))
-        storage.receive(CheckProgress)
+        storage.reply(CheckProgress)
     assert engine.check_ended.wait(WAIT_S)
 
 
@@ -542,9 +553,9 @@ def test_a_server_that_stops_ends_the_check_and_says_so(
     server: ServerThread, engine: OperatedEngine
 ) -> None:
     engine.may_end.clear()
-    with StorageSocket(server.settings) as storage:
+    with StorageClient(server.settings.storage_socket) as storage:
         storage.send(CheckEngine(repair=False))
-        storage.receive(CheckProgress)
+        storage.reply(CheckProgress)
         server.begin_drain()
         with pytest.raises(Unavailable, match="did not finish"):
             last_message(storage)
@@ -564,14 +575,14 @@ def unreachable(run_dir: Path) -> str:
 
 def test_without_a_server_the_path_and_the_remedy_are_named(tmp_path: Path) -> None:
     message = unreachable(tmp_path / "absent")
-    assert str(tmp_path / "absent" / "storage.sock") in message
+    assert str(tmp_path / "absent" / "admin.sock") in message
     assert "--data-dir" in message
 
 
 def test_a_server_that_has_died_is_told_from_none(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:
-        left_behind.bind(str(tmp_path / "storage.sock"))
-    assert "any more; start it again" in unreachable(tmp_path)
+        left_behind.bind(str(tmp_path / "admin.sock"))
+    assert "any more; start the server again" in unreachable(tmp_path)
 
 
 def test_without_a_data_directory_the_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,36 +602,34 @@ def test_another_user_is_told_whom_to_be(server: ServerThread) -> None:
     assert "permission denied; run this as the server's own user" in message
 
 
-def test_other_limits_are_named_with_the_remedy(server: ServerThread) -> None:
-    result = admin(server, "engine", "status", "--set", "limits.put_chunks_max=7")
-    assert result.exit_code == 2
-    assert "give the --config and --set that it was started with" in result.stderr
-
-
-def test_a_socket_of_another_program_is_no_storage_server(tmp_path: Path) -> None:
+def test_a_socket_of_another_program_is_no_admin_api(tmp_path: Path) -> None:
     settings = load_settings(None, {}, [f"server.run_dir={tmp_path}"])
-    with socket.create_server(str(settings.storage_socket), family=socket.AF_UNIX) as listener:
+    with socket.create_server(str(settings.admin_socket), family=socket.AF_UNIX) as listener:
 
         def answer() -> None:
             connected, _ = listener.accept()
             with connected:
                 connected.recv(1000)  # unread, it would end the connection before the answer
-                connected.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+                connected.sendall(b"220 mail.example\r\n")
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(ObjectCacheError, match=r"is no storage server"):
-            StorageSocket(settings)
+        with (
+            ApiClient(local_access(settings)) as client,
+            pytest.raises(Unavailable, match=r"ended, or is none"),
+        ):
+            client.get("/v1/health", HealthReply)
         thread.join(WAIT_S)
 
 
 def test_a_server_that_says_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage_socket, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(api_client, "TIMEOUT_S", 0.05)
     settings = load_settings(None, {}, [f"server.run_dir={tmp_path}"])
     with (
-        socket.create_server(str(settings.storage_socket), family=socket.AF_UNIX),
+        socket.create_server(str(settings.admin_socket), family=socket.AF_UNIX),
+        ApiClient(local_access(settings)) as client,
         pytest.raises(Unavailable, match=r"says nothing for 0\.05 s"),
     ):
-        StorageSocket(settings)
+        client.get("/v1/health", HealthReply)

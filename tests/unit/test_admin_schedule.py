@@ -22,7 +22,6 @@ from objectcache.cli.admin.amounts import (
     parse_rate_gbps,
 )
 from objectcache.cli.admin.schedule_view import schedule_view
-from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.cli.app import app
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import MIB
@@ -35,6 +34,7 @@ from objectcache_schemas.schedule import (
     TenantShare,
 )
 from objectcache_schemas.settings import load_settings
+from tests.storage_client import StorageClient
 from tests.unit.test_admin_cli import OperatedEngine, ServerThread, admin, document
 
 SETTINGS = (
@@ -57,7 +57,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerTh
 
 def state(server: ServerThread) -> ScheduleState:
     """What the server says itself."""
-    with StorageSocket(server.settings) as storage:
+    with StorageClient(server.settings.storage_socket) as storage:
         return storage.ask(GetSchedule(), ScheduleState)
 
 

@@ -25,16 +25,16 @@ def given(meter: ConsumptionMeter, layer: int, begins_s: float, ends_s: float) -
 def test_asking_for_a_layer_tells_of_those_before_and_of_the_time_since_the_last_answer() -> None:
     meter = ConsumptionMeter(0, 3)
     assert given(meter, 0, 10.0, 11.0) is None
-    assert given(meter, 1, 11.25, 20.0) == Consumption(1, 0.25)
-    assert given(meter, 2, 20.5, 20.5) == Consumption(2, 0.5)
-    assert meter.closed(22.5) == Consumption(3, 2.0)
+    assert given(meter, 1, 11.25, 20.0) == Consumption(1, 0.25, 1.0)
+    assert given(meter, 2, 20.5, 20.5) == Consumption(2, 0.5, 8.75)
+    assert meter.closed(22.5) == Consumption(3, 2.0, 0.0)
 
 
 def test_a_range_of_layers_counts_in_the_models_layers() -> None:
     meter = ConsumptionMeter(16, 18)
     assert given(meter, 16, 0.0, 1.0) is None
-    assert given(meter, 17, 3.0, 4.0) == Consumption(17, 2.0)
-    assert meter.closed(5.0) == Consumption(18, 1.0)
+    assert given(meter, 17, 3.0, 4.0) == Consumption(17, 2.0, 1.0)
+    assert meter.closed(5.0) == Consumption(18, 1.0, 1.0)
 
 
 def test_a_delivery_that_is_closed_early_tells_nothing_of_the_layer_that_it_holds() -> None:
@@ -48,10 +48,10 @@ def test_a_delivery_that_is_closed_early_tells_nothing_of_the_layer_that_it_hold
 def test_a_wait_that_is_tried_again_tells_once() -> None:
     meter = ConsumptionMeter(0, 3)
     given(meter, 0, 0.0, 1.0)
-    assert meter.wait_begins(1, 2.0) == Consumption(1, 1.0)
+    assert meter.wait_begins(1, 2.0) == Consumption(1, 1.0, 1.0)
     assert meter.wait_begins(1, 5.0) is None  # the first one ran into its timeout
     meter.wait_ended(1, 6.0)
-    assert meter.wait_begins(2, 6.5) == Consumption(2, 0.5)
+    assert meter.wait_begins(2, 6.5) == Consumption(2, 0.5, 4.0)
 
 
 def test_looking_at_a_layer_again_does_not_stop_the_clock() -> None:
@@ -60,14 +60,14 @@ def test_looking_at_a_layer_again_does_not_stop_the_clock() -> None:
     given(meter, 1, 2.0, 3.0)
     assert given(meter, 0, 4.0, 4.0) is None
     assert given(meter, 1, 5.0, 5.0) is None
-    assert given(meter, 2, 7.0, 8.0) == Consumption(2, 4.0)
+    assert given(meter, 2, 7.0, 8.0) == Consumption(2, 4.0, 1.0)
 
 
 def test_layers_that_are_waited_for_in_groups_share_the_time() -> None:
     meter = ConsumptionMeter(0, 8)
     assert given(meter, 3, 0.0, 10.0) is None  # nothing of 0 to 2 is consumed yet
-    assert given(meter, 7, 18.0, 20.0) == Consumption(4, 2.0)
-    assert meter.closed(24.0) == Consumption(8, 1.0)
+    assert given(meter, 7, 18.0, 20.0) == Consumption(4, 2.0, 10.0)
+    assert meter.closed(24.0) == Consumption(8, 1.0, 2.0)
 
 
 def test_an_engine_that_tells_by_itself_is_not_second_guessed() -> None:
@@ -77,7 +77,7 @@ def test_an_engine_that_tells_by_itself_is_not_second_guessed() -> None:
     assert given(meter, 1, 2.0, 3.0) is None
     assert given(meter, 3, 4.0, 5.0) is None
     assert meter.closed(9.0) is None
-    assert meter.told(1, 0.125, 3.0, 9.0) == Consumption(2, 0.125)
+    assert meter.told(1, 0.125, 3.0, 9.0) == Consumption(2, 0.125, 1.5)
 
 
 def test_an_engine_may_announce_that_it_will_tell() -> None:
@@ -89,16 +89,16 @@ def test_an_engine_may_announce_that_it_will_tell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ready_s", "compute_s"),
-    [(1.0, 2.0), (4.0, 1.0), (7.0, 0.0)],
+    ("ready_s", "compute_s", "waited_s"),
+    [(1.0, 2.0, 0.0), (4.0, 1.0, 1.0), (7.0, 0.0, 4.0)],
     ids=["queued behind the last", "waited for", "clocks that disagree"],
 )
 def test_a_told_layer_computed_since_the_last_one_or_since_it_arrived(
-    ready_s: float, compute_s: float
+    ready_s: float, compute_s: float, waited_s: float
 ) -> None:
     meter = ConsumptionMeter(0, 3)
     meter.told(0, None, 0.5, 3.0)
-    assert meter.told(1, None, ready_s, 5.0) == Consumption(2, compute_s)
+    assert meter.told(1, None, ready_s, 5.0) == Consumption(2, compute_s, waited_s)
 
 
 def test_layers_told_together_share_the_time_and_none_is_told_twice() -> None:

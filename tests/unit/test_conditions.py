@@ -111,6 +111,8 @@ def test_a_range_applies_only_to_the_object_it_was_asked_of(value: str, applies:
     [
         ({}, Condition()),
         ({"if-none-match": "*"}, Condition(absent=True)),
+        ({"if-none-match": f'"{ETAG}"'}, Condition(not_etag=ETAG)),
+        ({"if-none-match": ETAG}, Condition(not_etag=ETAG)),
         ({"if-match": f'"{ETAG}"'}, Condition(etag=ETAG)),
         ({"if-match": f" {ETAG} "}, Condition(etag=ETAG)),
         ({"if-match": "*"}, Condition(etag="*")),
@@ -125,8 +127,9 @@ def test_the_conditions_that_a_write_may_carry(
 @pytest.mark.parametrize(
     "headers",
     [
-        {"if-none-match": ETAG},
-        {"if-none-match": '"*"'},
+        {"if-none-match": f'"{ETAG}", "other"'},
+        {"if-none-match": f'W/"{ETAG}"'},
+        {"if-none-match": ""},
         {"if-match": f'"{ETAG}", "other"'},
         {"if-match": f'W/"{ETAG}"'},
         {"if-match": ""},

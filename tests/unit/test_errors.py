@@ -9,9 +9,11 @@ from objectcache_schemas.errors import ERRORS, NotFound, ObjectCacheError, Retry
 
 
 def subclasses(error_class: type[ObjectCacheError]) -> list[type[ObjectCacheError]]:
+    """The classes of the schemas: what a process derives for itself never crosses a wire."""
     found = [error_class]
     for subclass in error_class.__subclasses__():
-        found += subclasses(subclass)
+        if subclass.__module__ == ObjectCacheError.__module__:
+            found += subclasses(subclass)
     return found
 
 

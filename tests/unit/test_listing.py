@@ -74,6 +74,23 @@ def test_a_rolled_up_prefix_is_skipped_not_read_through() -> None:
     assert len(scanned) < 50
 
 
+def test_many_folders_cost_one_key_each_and_a_flat_one_few_scans() -> None:
+    keys = [f"{folder:03d}/{n:03d}" for folder in range(100) for n in range(100)]
+    keys += [f"flat-{n:04d}" for n in range(1000)]
+    scans: list[int] = []
+
+    def scan(prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
+        found = [key for key in keys if key > start_after][:limit]
+        scans.append(len(found))
+        return [info_of(key) for key in found]
+
+    page = list_objects(ListObjects(bucket="b", delimiter="/", limit=1000), scan)
+    assert (len(page.common_prefixes), len(page.objects)) == (100, 900)
+    assert scans[:100] == [1] * 100
+    assert len(scans) < 110
+    assert page.next_start_after == "flat-0899"
+
+
 def test_a_limit_of_zero_lists_nothing() -> None:
     page = list_objects(ListObjects(bucket="b", limit=0), lambda *_: [info_of("a")])
     assert (page.objects, page.next_start_after) == ((), None)

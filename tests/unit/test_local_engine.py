@@ -158,7 +158,8 @@ def test_an_object_takes_no_more_than_its_bytes_in_blocks(open_engine: Open) -> 
 
 
 def test_a_full_store_evicts_the_end_of_the_least_recent_prefix(open_engine: Open) -> None:
-    engine = open_engine(capacity_bytes=8 * MIB)
+    # No watermark: nothing goes in the background between two looks.
+    engine = open_engine(capacity_bytes=8 * MIB, high_watermark=1.0)
     old, new = prefix_keys("old", 200), prefix_keys("new", 200)
     put_prefix(engine, old)
     put_prefix(engine, new)

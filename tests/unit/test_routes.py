@@ -6,7 +6,7 @@ import pytest
 
 from objectcache_gateway.handlers.operations import HANDLERS
 from objectcache_gateway.request.addressing import Address
-from objectcache_gateway.request.refusals import check_headers
+from objectcache_gateway.request.refusals import check_headers, refuse_preflight
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.routes import UNCONFIGURED, Operation, raise_unconfigured, route
 from objectcache_schemas.errors import (
@@ -70,17 +70,17 @@ def test_headers_turn_a_put_into_a_copy_and_a_get_into_a_delivery() -> None:
 @pytest.mark.parametrize(
     ("method", "address", "query"),
     [
-        ("PUT", OBJECT, "tagging"),
-        ("PUT", OBJECT, "tagging&x-id=PutObjectTagging"),
-        ("PUT", OBJECT, "acl"),
+        ("PUT", OBJECT, "retention"),
+        ("PUT", OBJECT, "retention&x-id=PutObjectRetention"),
+        ("PUT", OBJECT, "legal-hold"),
         ("PUT", OBJECT, "partNumber=1"),
         ("PUT", BUCKET, "policy"),
-        ("DELETE", OBJECT, "tagging"),
-        ("DELETE", BUCKET, "lifecycle"),
+        ("DELETE", BUCKET, "policy"),
+        ("DELETE", BUCKET, "cors"),
         ("POST", BUCKET, ""),
         ("POST", OBJECT, ""),
         ("POST", OBJECT, "select&select-type=2"),
-        ("GET", OBJECT, "attributes"),
+        ("GET", OBJECT, "torrent"),
         ("GET", BUCKET, "list-type=2&frobnicate"),
         ("GET", BUCKET, "policy&acl"),
         ("PUT", OBJECT, "x-amz-server-side-encryption=AES256"),
@@ -127,10 +127,10 @@ def refused(name: str, value: str, operation: Operation = Operation.PUT_OBJECT) 
         ("x-amz-bucket-object-lock-enabled", "false", None),
         ("x-amz-acl", "private", None),
         ("x-amz-acl", "public-read", "NotImplemented"),
+        ("x-amz-acl", "public-ready", "InvalidArgument"),
         ("x-amz-grant-read", "id=1", "NotImplemented"),
         ("x-amz-storage-class", "STANDARD", None),
         ("x-amz-storage-class", "GLACIER", "InvalidStorageClass"),
-        ("x-amz-tagging", "", "NotImplemented"),
         ("x-amz-bypass-governance-retention", "true", None),
         ("x-amz-meta-object-lock-mode", "free text", None),
         ("if-match", "a", None),
@@ -142,3 +142,38 @@ def test_headers_are_refused_by_what_they_ask_for(name: str, value: str, code: s
 
 def test_a_conditional_delete_is_refused() -> None:
     assert refused("if-match", "a", Operation.DELETE_OBJECT) == "NotImplemented"
+
+
+@pytest.mark.parametrize(
+    ("operation", "value", "code"),
+    [
+        (Operation.PUT_OBJECT, "public-read", None),
+        (Operation.CREATE_BUCKET, "authenticated-read", None),
+        (Operation.PUT_OBJECT, "public-ready", "InvalidArgument"),
+        (Operation.COMPLETE_UPLOAD, "public-read", "NotImplemented"),
+    ],
+)
+def test_a_canned_list_is_taken_where_lists_are_honoured(
+    operation: Operation, value: str, code: str | None
+) -> None:
+    head = RequestHead("PUT", "/bbb/k", "", (("x-amz-acl", value),))
+    if code is None:
+        check_headers(head, operation, acls=True)
+        return
+    with pytest.raises(ObjectCacheError) as caught:
+        check_headers(head, operation, acls=True)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("named", "code"),
+    [
+        ({}, "InvalidRequest"),
+        ({"origin": "https://a.example"}, "InvalidRequest"),
+        ({"origin": "https://a.example", "access-control-request-method": "PUT"}, "AccessDenied"),
+    ],
+)
+def test_a_browser_that_asks_for_another_origin_is_denied(named: dict[str, str], code: str) -> None:
+    with pytest.raises(ObjectCacheError) as caught:
+        refuse_preflight(named.get)
+    assert caught.value.code == code

@@ -139,7 +139,11 @@ def test_a_delete_that_is_none_is_malformed(body: bytes) -> None:
         ("<Part><PartNumber>x</PartNumber><ETag>e</ETag></Part>", "MalformedXML"),
         ("<Part><PartNumber>-1</PartNumber><ETag>e</ETag></Part>", "MalformedXML"),
         ("<Part><PartNumber>1</PartNumber></Part>", "MalformedXML"),
-        ("<Part><PartNumber>2</PartNumber><ETag>e</ETag></Part>" * 2, "InvalidPartOrder"),
+        (
+            "<Part><PartNumber>2</PartNumber><ETag>e</ETag></Part>"
+            "<Part><PartNumber>1</PartNumber><ETag>e</ETag></Part>",
+            "InvalidPartOrder",
+        ),
     ],
 )
 def test_a_completion_that_is_none_is_refused(parts: str, code: str) -> None:
@@ -147,3 +151,13 @@ def test_a_completion_that_is_none_is_refused(parts: str, code: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         xml_parse.parse_complete(body.encode())
     assert caught.value.code == code
+
+
+def test_the_last_entry_of_a_part_that_was_sent_again_counts() -> None:
+    entries = "".join(
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
+        for number, etag in ((1, "a"), (2, "b"), (2, "c"), (3, "d"))
+    )
+    body = f"<CompleteMultipartUpload>{entries}</CompleteMultipartUpload>"
+    parts = xml_parse.parse_complete(body.encode())
+    assert [(part.part_number, part.etag) for part in parts] == [(1, "a"), (2, "c"), (3, "d")]

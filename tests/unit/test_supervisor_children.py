@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from objectcache.cli.supervise import announcement, same_port
+from objectcache.cli.supervise import announcement
 
 # A server: notes its pid and command line, says that it is ready, ends with standard input or
 # SIGTERM. What it does on SIGTERM, and instead of becoming ready, is in its arguments.
@@ -31,9 +31,12 @@ def refuse(*_):
     note("refused to stop")
 signal.signal(signal.SIGTERM, refuse if "--stubborn" in options else stop)
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, lambda *_: note("reloaded"))
+signal.signal(signal.SIGUSR1, lambda *_: note("refused what waits"))
+is_first = f"{name} started" not in Path(log).read_text()
 for option in options:
-    if option.startswith("--exit="):
-        sys.exit(int(option.removeprefix("--exit=")))
+    if option.startswith("--exit=") or (option.startswith("--later-exit=") and not is_first):
+        sys.exit(int(option.partition("=")[2]))
 note("started " + ",".join(options))
 print("starting", flush=True)
 if "--never-ready" not in options:
@@ -45,20 +48,20 @@ note("lost its supervisor")
 SUPERVISOR = """
 import asyncio, sys
 from objectcache.cli.child import ChildCommand
-from objectcache.cli.supervise import supervise
+from objectcache.cli.supervise import Commands, supervise
 
-server, log, storage, gateway, again, drain_timeout_s = sys.argv[1:]
-def command(name, options):
-    return (sys.executable, server, name, log, *options.split())
-children = [
-    ChildCommand(
-        name, command(name, options), f"ready {name} ", float(drain_timeout_s),
-        command_after=(lambda url, name=name: command(name, again)) if again else None,
-        ready_timeout_s=3.0, stop_margin_s=0.3,
+server, log, storage, gateway, other, admin, drain_timeout_s = sys.argv[1:]
+def child(name, options):
+    return ChildCommand(
+        name, (sys.executable, server, name, log, *options.split()), f"ready {name} ",
+        float(drain_timeout_s), ready_timeout_s=3.0, stop_margin_s=0.3,
+        reloads="--deaf" not in options,
     )
-    for name, options in (("storage", storage), ("gateway", gateway))
-]
-sys.exit(asyncio.run(supervise(*children, lambda url: print("announced", url, flush=True))))
+gateways = [child("gateway", gateway)] + ([child("other", other)] if other else [])
+commands = Commands(
+    child("storage", storage), tuple(gateways), child("admin", admin) if admin else None
+)
+sys.exit(asyncio.run(supervise(commands, lambda url: print("announced", url, flush=True))))
 """
 
 BOUND_S = 20.0
@@ -72,14 +75,18 @@ class Supervised:
         directory: Path,
         storage: str = "",
         gateway: str = "",
-        again: str = "",
+        other: str = "",
+        admin: str = "",
         drain_timeout_s: float = 0.2,
     ) -> None:
         server = directory / "server.py"
         server.write_text(SERVER)
         self.log = directory / "log"
         self.log.touch()
-        arguments = [str(server), str(self.log), storage, gateway, again, str(drain_timeout_s)]
+        arguments = [
+            *(str(server), str(self.log), storage, gateway, other, admin),
+            str(drain_timeout_s),
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-c", SUPERVISOR, *arguments],
             stdout=subprocess.PIPE,
@@ -112,7 +119,7 @@ class Supervised:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
-        for name in ("storage", "gateway"):
+        for name in ("storage", "gateway", "other", "admin"):
             for pid in self.pids(name):
                 wait_until(partial(has_ended, pid), f"pid {pid} to end")
 
@@ -136,11 +143,14 @@ def has_ended(pid: int) -> bool:
 
 def test_storage_starts_first_and_stops_last(tmp_path: Path) -> None:
     with Supervised(tmp_path) as pair:
-        assert pair.announced() == "announced http://127.0.0.1:4242"
+        assert pair.announced() == "announced None"
         pair.process.send_signal(signal.SIGTERM)
         exit_code, _ = pair.end()
         assert exit_code == 0
-        assert pair.events() == [
+        events = pair.events()
+        assert "storage refused what waits" in events  # before or after the gateway has stopped
+        events.remove("storage refused what waits")
+        assert events == [
             "storage started ",
             "gateway started ",
             "gateway stopped",
@@ -156,7 +166,8 @@ def test_ctrl_c_in_the_terminal_reaches_only_the_supervisor(tmp_path: Path) -> N
         assert os.getpgid(pair.process.pid) not in groups
         pair.process.send_signal(signal.SIGINT)
         assert pair.end()[0] == 0
-        assert pair.events()[2:] == ["gateway stopped", "storage stopped"]
+        stopped = [event for event in pair.events() if event.endswith("stopped")]
+        assert stopped == ["gateway stopped", "storage stopped"]
 
 
 @pytest.mark.parametrize("name", ["storage", "gateway"])
@@ -173,15 +184,74 @@ def test_a_child_that_is_killed_is_started_again(tmp_path: Path, name: str) -> N
         assert f"the {name} was killed by SIGKILL; starting it again in 0.2 s" in errors
 
 
-def test_a_later_start_uses_what_the_first_one_found(tmp_path: Path) -> None:
-    with Supervised(tmp_path, again="--same-port") as pair:
+def test_sighup_replaces_the_gateways_one_after_the_other_and_each_is_ready_first(
+    tmp_path: Path,
+) -> None:
+    with Supervised(tmp_path, other="--b", admin="--c", drain_timeout_s=BOUND_S) as pair:
+        assert pair.announced() == "announced http://127.0.0.1:4242"
+        before = {name: pair.pids(name) for name in ("storage", "gateway", "other", "admin")}
+        pair.process.send_signal(signal.SIGHUP)
+        pair.wait_for_event("other stopped")
+        changed = [event for event in pair.events()[4:] if not event.endswith("reloaded")]
+        assert changed == [
+            "gateway started ",
+            "gateway stopped",
+            "other started --b",
+            "other stopped",
+        ]
+        assert [len(pair.pids(name)) for name in before] == [1, 2, 2, 1]
+        pair.wait_for_event("storage reloaded")
+        pair.wait_for_event("admin reloaded")
+        os.kill(pair.pids("gateway")[1], signal.SIGKILL)  # the one that took over is looked after
+        pair.wait_for_event("gateway started ", count=3)
+        pair.process.send_signal(signal.SIGTERM)
+        assert pair.end()[0] == 0
+
+
+def test_a_gateway_whose_successor_cannot_start_serves_on(tmp_path: Path) -> None:
+    with Supervised(tmp_path, gateway="--later-exit=2", other="--b") as pair:
+        pair.announced()
+        pair.process.send_signal(signal.SIGHUP)
+        pair.wait_for_event("storage reloaded")
+        pair.process.send_signal(signal.SIGHUP)
+        pair.wait_for_event("storage reloaded", count=2)
+        pair.process.send_signal(signal.SIGTERM)
+        exit_code, errors = pair.end()
+        assert exit_code == 0
+        assert "the gateways that are left serve on as they are" in errors
+        assert pair.events().count("gateway stopped") == 1
+        assert "other started --b" in pair.events()
+
+
+def test_a_child_that_does_not_know_sighup_is_not_sent_one(tmp_path: Path) -> None:
+    with Supervised(tmp_path, admin="--deaf") as pair:
+        pair.announced()
+        pair.process.send_signal(signal.SIGHUP)
+        pair.wait_for_event("gateway stopped")
+        assert "admin reloaded" not in pair.events()
+        pair.process.send_signal(signal.SIGTERM)
+        assert pair.end()[0] == 0
+
+
+def test_the_others_go_on_without_an_admin_server_that_keeps_dying(tmp_path: Path) -> None:
+    with Supervised(tmp_path, admin="--later-exit=2") as pair:
+        pair.announced()
+        os.kill(pair.pids("admin")[0], signal.SIGKILL)
+        pair.process.send_signal(signal.SIGHUP)
+        pair.wait_for_event("gateway stopped")
+        pair.process.send_signal(signal.SIGTERM)
+        assert pair.end()[0] == 0
+
+
+def test_a_child_that_finds_its_settings_wrong_later_ends_everything(tmp_path: Path) -> None:
+    with Supervised(tmp_path, gateway="--later-exit=2") as pair:
         pair.announced()
         os.kill(pair.pids("gateway")[0], signal.SIGKILL)
-        pair.wait_for_event("gateway started --same-port")
+        assert pair.end()[0] == 2
 
 
 def test_a_child_that_keeps_dying_ends_everything_with_a_clear_message(tmp_path: Path) -> None:
-    with Supervised(tmp_path, again="--exit=7") as pair:
+    with Supervised(tmp_path, gateway="--later-exit=7") as pair:
         pair.announced()
         os.kill(pair.pids("gateway")[0], signal.SIGKILL)
         exit_code, errors = pair.end()
@@ -195,7 +265,9 @@ def test_a_child_that_finds_its_settings_wrong_is_not_started_again(tmp_path: Pa
         exit_code, errors = pair.end()
         assert exit_code == 2
         assert "the gateway exited with code 2 before it was ready" in errors
-        assert pair.events() == ["storage started ", "storage stopped"]
+        assert pair.events()[0] == "storage started "
+        assert pair.events()[-1] == "storage stopped"
+        assert not pair.pids("gateway")
 
 
 def test_a_child_that_dies_while_it_is_first_started_ends_everything_at_once(
@@ -235,7 +307,7 @@ def test_a_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         pair.process.send_signal(signal.SIGINT)
         exit_code, errors = pair.end()
         assert exit_code == 1
-        assert "interrupted again; killing both servers" in errors
+        assert "interrupted again; killing all servers" in errors
 
 
 def test_a_stop_while_starting_stops_what_has_started(tmp_path: Path) -> None:
@@ -258,17 +330,15 @@ def test_what_is_announced_names_the_place_of_the_credentials_and_never_a_secret
     tmp_path: Path,
 ) -> None:
     secrets = {"OBJECTCACHE_ROOT_ACCESS_KEY": "AK", "OBJECTCACHE_ROOT_SECRET_KEY": "very-secret"}
-    generated = announcement("http://127.0.0.1:9000", tmp_path, {})
-    given = announcement("http://127.0.0.1:9000", tmp_path, secrets)
+    url, admin_url = "http://127.0.0.1:9000", "http://127.0.0.1:9001"
+    generated = announcement(url, admin_url, tmp_path, {})
+    given = announcement(url, None, tmp_path, secrets)
     assert generated.splitlines() == [
         "ready http://127.0.0.1:9000",
         f"credentials {tmp_path}/root-credentials",
         f"data {tmp_path}",
+        "admin http://127.0.0.1:9001",
     ]
+    assert "admin" not in given
     assert "OBJECTCACHE_ROOT_ACCESS_KEY" in given
     assert "very-secret" not in given
-
-
-def test_a_restarted_gateway_keeps_its_host_and_the_port_that_was_free() -> None:
-    assert same_port("127.0.0.1:0", "http://127.0.0.1:43121") == "127.0.0.1:43121"
-    assert same_port("[::]:0", "http://[::1]:43121/") == "[::]:43121"

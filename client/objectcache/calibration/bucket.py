@@ -41,6 +41,7 @@ def _s3(access: Access) -> Any:
     return botocore.session.get_session().create_client(
         "s3",
         endpoint_url=access.endpoint,
+        verify=access.ca_file,  # None: what botocore finds itself
         aws_access_key_id=access.access_key,
         aws_secret_access_key=access.secret_key,
         region_name=DEFAULT_REGION,

@@ -47,7 +47,8 @@ class ConnectionPool:
     ) -> None:
         self._endpoint = endpoint
         self._connections_max = connections_max
-        self._tls = tls or (ssl.create_default_context() if endpoint.scheme == "https" else None)
+        is_https = endpoint.scheme == "https"
+        self._tls = (tls or ssl.create_default_context()) if is_https else None
         self._idle: list[Connection] = []
         self._open_count = 0
         self._closed = False

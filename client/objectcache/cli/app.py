@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="S3-compatible object store for LLM prefix KV cache, delivered layer by layer.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # its tracebacks show locals, and locals may hold secrets
 )
 bench_app = typer.Typer(help="Measure a running server.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 app.add_typer(admin_app, name="admin")
+
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="PEM, whom to trust at an https endpoint. Default: $AWS_CA_BUNDLE."
+    ),
+]
 
 # These programs parse their own flags and print their own help.
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -57,9 +63,9 @@ def serve(
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
-    """Start a storage server and a gateway, and keep both running.
+    """Start a storage server, its gateways and the admin server, and keep them running.
 
-    Every setting: `objectcache settings`.
+    SIGHUP replaces the gateways one after the other. Every setting: `objectcache settings`.
     """
     _need_extras("serve", processes.GATEWAY_EXTRA, processes.STORAGE_EXTRA)
     assigned = list(assignments or [])
@@ -115,6 +121,7 @@ def calibrate(
             "$OBJECTCACHE_SECRET_KEY.",
         ),
     ] = None,
+    ca_file: CaFile = None,
     geometry: Annotated[
         list[str] | None,
         typer.Option(
@@ -174,7 +181,7 @@ def calibrate(
             settings=calibration.settings_of(config, data_dir, assignments, apply),
         )
         credentials = credentials_file or calibration.default_credentials(data_dir)
-        access = find_access(endpoint, credentials, os.environ)
+        access = find_access(endpoint, credentials, os.environ, ca_file)
         calibration.run(options, access, Console())
     except InvalidRequest as error:
         fail(error.message)
@@ -228,6 +235,7 @@ def replay(
             "$OBJECTCACHE_SECRET_KEY.",
         ),
     ] = None,
+    ca_file: CaFile = None,
     concurrency: Annotated[
         int, typer.Option(min=1, max=256, metavar="C", help="Requests in flight.")
     ] = 4,
@@ -276,7 +284,7 @@ def replay(
         json_file=json_file,
     )
     try:
-        access = find_access(endpoint, credentials_file, os.environ)
+        access = find_access(endpoint, credentials_file, os.environ, ca_file)
         exit_code = bench_replay.run(options, access, Console())
     except InvalidRequest as error:
         fail(error.message)
@@ -309,12 +317,23 @@ def _load_settings(config: str | None, data_dir: str | None, assignments: list[s
 def _supervise(settings: Settings, arguments: tuple[str, ...]) -> int:
     import asyncio
 
-    from objectcache.cli.supervise import announcement, gateway_child, storage_child, supervise
+    from objectcache.cli import listeners, supervise
+    from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 
-    def announce(url: str) -> None:
-        typer.echo(announcement(url, settings.data_dir, os.environ))
+    try:
+        served = listeners.find(settings, os.environ)
+    except InvalidRequest as error:
+        fail(error.message)
+    except ObjectCacheError as error:
+        fail(error.message, exit_code=1)
+
+    def announce(admin_url: str | None) -> None:
+        typer.echo(supervise.announcement(served.url, admin_url, settings.data_dir, os.environ))
         sys.stdout.flush()
 
-    return asyncio.run(
-        supervise(storage_child(settings, arguments), gateway_child(settings, arguments), announce)
+    commands = supervise.Commands(
+        supervise.storage_child(settings, arguments),
+        supervise.gateway_children(settings, arguments, served.descriptors),
+        supervise.admin_child(settings, arguments),
     )
+    return asyncio.run(supervise.supervise(commands, announce))

@@ -89,6 +89,7 @@ def _replay(
             transport=options.transport,
             connections_max=2 * options.concurrency,
             target_bytes_max=max(TARGET_BYTES_MIN, 2 * payloads_bytes),
+            tls=access.tls(),
         ) as client,
         Progress(console=console, transient=True) as progress,
     ):

@@ -33,14 +33,16 @@ from objectcache.calibration.geometry import (
 from objectcache.calibration.measure import Measurement
 from objectcache.calibration.report import document, report
 from objectcache.cli.admin.amounts import duration_text, gbps_text
-from objectcache.cli.admin.storage_socket import StorageSocket
+from objectcache.cli.admin.api_client import ApiClient
+from objectcache.cli.admin.command import local_access
 from objectcache.cli.credentials import Access
 from objectcache.cli.settings_flags import find_settings
 from objectcache.client import Client
+from objectcache_schemas.admin_api import ScheduleChange
 from objectcache_schemas.descriptor import RATE_MIN
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT, GIB
-from objectcache_schemas.schedule import GetSchedule, ScheduleState, SetSchedule
+from objectcache_schemas.schedule import ScheduleState
 from objectcache_schemas.settings import Settings
 
 TARGET_BYTES_MAX = 16 * GIB
@@ -121,8 +123,8 @@ def _state(options: CalibrateOptions) -> ScheduleState | None:
     """The schedule in force, where the admin socket is at hand; with --apply it must be."""
     if options.settings is None:
         return None
-    with StorageSocket(options.settings) as storage:
-        return storage.ask(GetSchedule(), ScheduleState)
+    with ApiClient(local_access(options.settings)) as client:
+        return client.get("/v1/schedule", ScheduleState)
 
 
 @contextmanager
@@ -150,6 +152,7 @@ def _calibrate(options: CalibrateOptions, access: Access) -> Calibration:
             transport=options.transport,
             target_bytes_max=TARGET_BYTES_MAX,
             learn_windows=False,
+            tls=access.tls(),
         ) as client,
         calibration_bucket(client, access) as bucket,
     ):
@@ -168,8 +171,8 @@ def _apply(options: CalibrateOptions, calibration: Calibration) -> bool:
     if changes.margin_gbps is None and changes.layerwise_threshold_bytes is None:
         return False
     assert options.settings is not None
-    with StorageSocket(options.settings) as storage:
-        storage.ask(SetSchedule(changes=changes), ScheduleState)
+    with ApiClient(local_access(options.settings)) as client:
+        client.send("PATCH", "/v1/schedule", ScheduleChange(changes=changes), ScheduleState)
     return True
 
 

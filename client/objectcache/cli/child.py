@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from objectcache.cli.restarts import EXIT_WRONG_SETTINGS, describe_exit
@@ -29,8 +29,8 @@ class ChildCommand:
     command: tuple[str, ...]
     ready_prefix: str  # of the line on its standard output that says it serves
     drain_timeout_s: float
-    # The command of every later start, from what followed `ready_prefix` on the first.
-    command_after: Callable[[str], tuple[str, ...]] | None = None
+    pass_fds: tuple[int, ...] = ()  # descriptors that the process gets beside the standard ones
+    reloads: bool = True  # whether SIGHUP makes it read its certificates again, and does not end it
     ready_timeout_s: float = READY_TIMEOUT_S
     stop_margin_s: float = STOP_MARGIN_S
 
@@ -53,7 +53,7 @@ class Child:
     def __init__(self, command: ChildCommand) -> None:
         self.name = command.name
         self._settings = command
-        self._command = command.command
+        self._ready = False
         self._process: asyncio.subprocess.Process | None = None
         self._lifeline: int | None = None  # write end of the child's standard input
         self._forwarding: asyncio.Task[None] | None = None
@@ -74,13 +74,11 @@ class Child:
         timeout_s = self._settings.ready_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                ready = await self._ready()
+                ready = await self._wait_ready()
         except TimeoutError:
             raise SupervisionFailed(
                 f"the {self.name} was not ready within {timeout_s:g} s"
             ) from None
-        if self._settings.command_after is not None:
-            self._command = self._settings.command_after(ready)
         self._forwarding = asyncio.create_task(self._forward())
         return ready
 
@@ -109,18 +107,34 @@ class Child:
         """SIGKILL, now."""
         self._signal(signal.SIGKILL)
 
+    def reload(self) -> None:
+        """Have it read its certificates again, where it has any."""
+        if self._settings.reloads:
+            self.signal_if_ready(signal.SIGHUP)
+
+    def signal_if_ready(self, number: signal.Signals) -> None:
+        """Send a signal that would end a process which has not got as far as to expect it."""
+        if self._ready:
+            self._signal(number)
+
     async def _spawn(self) -> None:
+        self._ready = False
         read_end, self._lifeline = os.pipe()
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=read_end, stdout=asyncio.subprocess.PIPE, process_group=0
+                *self._settings.command,
+                stdin=read_end,
+                stdout=asyncio.subprocess.PIPE,
+                process_group=0,
+                pass_fds=self._settings.pass_fds,
             )
         finally:
             os.close(read_end)
 
-    async def _ready(self) -> str:
+    async def _wait_ready(self) -> str:
         async for line in self._lines():
             if line.startswith(self._settings.ready_prefix):
+                self._ready = True
                 return line.removeprefix(self._settings.ready_prefix).strip()
         exit_code = await self.ended()
         raise EndedBeforeReady(

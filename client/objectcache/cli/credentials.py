@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import configparser
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from objectcache.channel.authorities import ca_file_of, client_context
 from objectcache_schemas.errors import InvalidRequest
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:9000"
@@ -20,22 +22,30 @@ class Access:
     endpoint: str
     access_key: str
     secret_key: str = field(repr=False)
+    ca_file: str | None = None  # PEM, of an https endpoint; None is the system's authorities
+
+    def tls(self) -> ssl.SSLContext | None:
+        """For `Client(tls=...)`. Raises `InvalidRequest` where the file holds no authorities."""
+        return client_context(self.ca_file)
 
 
 def find_access(
-    endpoint: str | None, credentials_file: Path | None, environment: Mapping[str, str]
+    endpoint: str | None,
+    credentials_file: Path | None,
+    environment: Mapping[str, str],
+    ca_file: Path | None = None,
 ) -> Access:
-    """From the flags, else from OBJECTCACHE_ENDPOINT, _ACCESS_KEY and _SECRET_KEY.
+    """From the flags, else from OBJECTCACHE_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and AWS_CA_BUNDLE.
 
     Raises `InvalidRequest` that says what to give where credentials are missing.
     """
     where = endpoint or environment.get("OBJECTCACHE_ENDPOINT") or DEFAULT_ENDPOINT
+    authorities = str(ca_file) if ca_file is not None else ca_file_of(environment)
     if credentials_file is not None:
-        return Access(where, *read_credentials(credentials_file))
+        return Access(where, *read_credentials(credentials_file), authorities)
     try:
-        return Access(
-            where, environment["OBJECTCACHE_ACCESS_KEY"], environment["OBJECTCACHE_SECRET_KEY"]
-        )
+        access_key = environment["OBJECTCACHE_ACCESS_KEY"]
+        return Access(where, access_key, environment["OBJECTCACHE_SECRET_KEY"], authorities)
     except KeyError as error:
         raise InvalidRequest(
             f"{error.args[0]} is not set; set OBJECTCACHE_ACCESS_KEY and OBJECTCACHE_SECRET_KEY, "

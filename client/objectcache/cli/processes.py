@@ -15,6 +15,7 @@ from typing import NoReturn
 
 DISTRIBUTION = "objectcache"
 GATEWAY_MODULE = "objectcache_gateway"
+ADMIN_MODULE = "objectcache_gateway.admin"
 STORAGE_MODULE = "objectcache_storage_server"
 GATEWAY_EXTRA = "gateway"
 STORAGE_EXTRA = "storage"

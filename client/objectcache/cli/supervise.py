@@ -1,7 +1,8 @@
-"""Keep one storage server and one gateway running until someone asks them to stop.
+"""Keep a storage server, its gateways and the admin server running until someone asks them to stop.
 
 The storage server starts first and stops last, so that a gateway that serves has something to serve
-from.
+from. The gateways share listening sockets that are the supervisor's: a connection waits while the
+gateway that would have taken it is being replaced.
 """
 
 from __future__ import annotations
@@ -9,18 +10,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from objectcache.cli.child import Child, ChildCommand, EndedBeforeReady, SupervisionFailed, say
-from objectcache.cli.processes import GATEWAY_MODULE, STORAGE_MODULE, module_command
+from objectcache.cli.processes import (
+    ADMIN_MODULE,
+    GATEWAY_MODULE,
+    STORAGE_MODULE,
+    module_command,
+)
 from objectcache.cli.restarts import GiveUp, RestartPolicy, describe_exit
+from objectcache.cli.slot import Slot
 from objectcache_schemas.settings import Settings
 
 ROOT_ACCESS_KEY_VARIABLE = "OBJECTCACHE_ROOT_ACCESS_KEY"
 ROOT_CREDENTIALS_FILE = "root-credentials"  # written by the gateway, readable by its user only
 EXIT_KILLED = 1  # a second Ctrl-C: nothing was drained
+# The storage server refuses what waits in it, so that gateways that drain do not wait for it.
+REFUSE_WAITING = signal.SIGUSR1
+ADMIN_DRAIN_TIMEOUT_S = 2.0  # its requests are short
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """What is supervised."""
+
+    storage: ChildCommand
+    gateways: tuple[ChildCommand, ...]
+    admin: ChildCommand | None = None
 
 
 def storage_child(settings: Settings, arguments: tuple[str, ...]) -> ChildCommand:
@@ -33,72 +53,89 @@ def storage_child(settings: Settings, arguments: tuple[str, ...]) -> ChildComman
     )
 
 
-def gateway_child(settings: Settings, arguments: tuple[str, ...]) -> ChildCommand:
-    """The gateway. A later start listens on the port that the first one got."""
-
-    def command(*more: str) -> tuple[str, ...]:
-        return module_command(GATEWAY_MODULE, (*arguments, *more, "--exit-with-stdin"))
-
-    def command_after(url: str) -> tuple[str, ...]:
-        return command("--set", f"gateway.listen={same_port(settings.gateway.listen, url)}")
-
-    return ChildCommand(
-        name="gateway",
-        command=command(),
-        ready_prefix="ready gateway ",
-        drain_timeout_s=settings.gateway.drain_timeout_s,
-        command_after=command_after,
+def gateway_children(
+    settings: Settings, arguments: tuple[str, ...], listen_fds: Sequence[int]
+) -> tuple[ChildCommand, ...]:
+    """The gateways, which all serve the listening sockets `listen_fds`."""
+    passed = tuple(part for fd in listen_fds for part in ("--listen-fd", str(fd)))
+    count = settings.gateway.processes
+    return tuple(
+        ChildCommand(
+            name="gateway" if count == 1 else f"gateway {number}",
+            command=module_command(
+                GATEWAY_MODULE,
+                (*arguments, *passed, "--number", str(number), "--exit-with-stdin"),
+            ),
+            ready_prefix="ready gateway ",
+            drain_timeout_s=settings.gateway.drain_timeout_s,
+            pass_fds=tuple(listen_fds),
+        )
+        for number in range(count)
     )
 
 
-def same_port(listen: str, url: str) -> str:
-    """`listen` with the port of `url`, which differs where `listen` asked for any free one."""
-    return f"{listen.rpartition(':')[0]}:{url.rpartition(':')[2].rstrip('/')}"
+def admin_child(settings: Settings, arguments: tuple[str, ...]) -> ChildCommand:
+    """The admin server."""
+    return ChildCommand(
+        name="admin server",
+        command=module_command(ADMIN_MODULE, (*arguments, "--exit-with-stdin")),
+        ready_prefix="ready admin ",
+        drain_timeout_s=ADMIN_DRAIN_TIMEOUT_S,
+        reloads=bool(settings.admin.tls_certificate),
+    )
 
 
-def announcement(url: str, data_dir: Path, environment: Mapping[str, str]) -> str:
-    """What is printed once both serve: `ready URL` first, for programs; never a secret."""
+def announcement(
+    url: str, admin_url: str | None, data_dir: Path, environment: Mapping[str, str]
+) -> str:
+    """What is printed once all serve: `ready URL` first, for programs; never a secret."""
     if ROOT_ACCESS_KEY_VARIABLE in environment:
         credentials = f"from the environment, {ROOT_ACCESS_KEY_VARIABLE}"
     else:
         credentials = str(data_dir / ROOT_CREDENTIALS_FILE)
-    return f"ready {url}\ncredentials {credentials}\ndata {data_dir}"
+    admin = "" if admin_url is None else f"\nadmin {admin_url}"
+    return f"ready {url}\ncredentials {credentials}\ndata {data_dir}{admin}"
 
 
-async def supervise(
-    storage: ChildCommand, gateway: ChildCommand, announce: Callable[[str], None]
-) -> int:
-    """Run both until SIGTERM, SIGINT or a failure; returns the supervisor's exit code.
+async def supervise(commands: Commands, announce: Callable[[str | None], None]) -> int:
+    """Run all until SIGTERM, SIGINT or a failure; returns the supervisor's exit code.
 
-    `announce` gets the gateway's URL once both serve. A child that dies while it is first started
-    ends everything: a person is watching, and the cause will not go away. Later deaths are followed
-    by what `restarts` decides.
+    `announce` gets the admin server's URL once all serve. SIGHUP replaces the gateways one after
+    the other and has the others reload their certificates. A child that dies while it is first
+    started ends everything: a person is watching, and the cause will not go away. Later deaths are
+    followed by what `restarts` decides; without the admin server the others go on.
     """
-    pair = _Pair(Child(storage), Child(gateway), announce)
+    servers = _Servers(commands, announce)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, pair.ask_to_stop)
-    loop.add_signal_handler(signal.SIGINT, pair.interrupt)
-    return await pair.run()
+    loop.add_signal_handler(signal.SIGTERM, servers.ask_to_stop)
+    loop.add_signal_handler(signal.SIGINT, servers.interrupt)
+    loop.add_signal_handler(signal.SIGHUP, servers.ask_to_renew)
+    return await servers.run()
 
 
-class _Pair:
-    def __init__(self, storage: Child, gateway: Child, announce: Callable[[str], None]) -> None:
-        self._storage = storage
-        self._gateway = gateway
+class _Servers:
+    def __init__(self, commands: Commands, announce: Callable[[str | None], None]) -> None:
+        self._storage = Slot(commands.storage)
+        self._gateways = [Slot(command) for command in commands.gateways]
+        self._admin = Slot(commands.admin) if commands.admin is not None else None
         self._announce = announce
         self._stop_asked = asyncio.Event()
+        self._renewal_asked = asyncio.Event()
         self._killed = False
 
     def ask_to_stop(self) -> None:
         self._stop_asked.set()
 
+    def ask_to_renew(self) -> None:
+        self._renewal_asked.set()
+
     def interrupt(self) -> None:
         """Ctrl-C: the first drains, the second kills."""
         if self._stop_asked.is_set():
-            say("interrupted again; killing both servers")
+            say("interrupted again; killing all servers")
             self._killed = True
-            self._gateway.kill()
-            self._storage.kill()
+            for slot in (*self._before_storage(), self._storage):
+                slot.kill()
         self.ask_to_stop()
 
     async def run(self) -> int:
@@ -108,31 +145,71 @@ class _Pair:
         stop_asked.cancel()
         serving.cancel()
         outcome = await asyncio.gather(serving, return_exceptions=True)
-        await self._gateway.stop()
+        self._storage.child.signal_if_ready(REFUSE_WAITING)
+        await asyncio.gather(*(slot.stop() for slot in self._before_storage()))
         await self._storage.stop()
         return EXIT_KILLED if self._killed else _exit_code(outcome[0])
 
+    def _before_storage(self) -> list[Slot]:
+        return [*self._gateways, *([self._admin] if self._admin is not None else [])]
+
     async def _serve(self) -> NoReturn:
-        await self._storage.start()
-        self._announce(await self._gateway.start())
+        await self._storage.child.start()
+        async with asyncio.TaskGroup() as starting:
+            admin = starting.create_task(self._start_admin())
+            for slot in self._gateways:
+                starting.create_task(_start(slot.child))
+        self._announce(admin.result())
         keepers = [
-            asyncio.create_task(_keep_running(child)) for child in (self._storage, self._gateway)
+            *(_keep_running(slot) for slot in (self._storage, *self._gateways)),
+            self._keep_admin(),
+            self._keep_renewing(),
         ]
-        try:
-            await asyncio.gather(*keepers)
-        finally:
+        async with asyncio.TaskGroup() as keeping:
             for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
+                keeping.create_task(keeper)
         raise AssertionError("a keeper returns only by raising")
 
+    async def _start_admin(self) -> str | None:
+        return None if self._admin is None else await self._admin.child.start()
 
-async def _keep_running(child: Child) -> NoReturn:
-    """Start `child` again whenever it dies; raises `SupervisionFailed` when that is no use."""
+    async def _keep_admin(self) -> None:
+        if self._admin is None:
+            return
+        try:
+            await _keep_running(self._admin)
+        except SupervisionFailed as error:
+            say(f"{error}; the others go on without it")
+
+    async def _keep_renewing(self) -> NoReturn:
+        """Replace the gateways one after the other, each time this is asked for."""
+        while True:
+            await self._renewal_asked.wait()
+            self._renewal_asked.clear()
+            for slot in (self._storage, *([self._admin] if self._admin is not None else [])):
+                slot.child.reload()
+            try:
+                for slot in self._gateways:
+                    await slot.replace()
+            except SupervisionFailed as error:
+                say(f"{error}; the gateways that are left serve on as they are")
+
+
+async def _start(child: Child) -> None:
+    await child.start()
+
+
+async def _keep_running(slot: Slot) -> NoReturn:
+    """Start the slot's child again whenever it dies; raises `SupervisionFailed` when that is no
+    use.
+    """
     policy = RestartPolicy()
     now_s = asyncio.get_running_loop().time
     while True:
+        child = slot.child
         exit_code = await child.ended()
+        if slot.child is not child:
+            continue  # it was replaced
         what = f"the {child.name} {describe_exit(exit_code)}"
         decision = policy.after_exit(exit_code, now_s())
         if isinstance(decision, GiveUp):
@@ -140,11 +217,13 @@ async def _keep_running(child: Child) -> NoReturn:
         say(f"{what}; starting it again in {decision.delay_s:g} s")
         await asyncio.sleep(decision.delay_s)
         with contextlib.suppress(EndedBeforeReady):  # one more death, for the policy
-            await child.start()
-            say(f"the {child.name} serves again")
+            if await slot.start_again(child):
+                say(f"the {child.name} serves again")
 
 
 def _exit_code(outcome: BaseException | None) -> int:
+    if isinstance(outcome, BaseExceptionGroup):
+        return _exit_code(outcome.exceptions[0])
     if isinstance(outcome, SupervisionFailed):
         say(f"{outcome}; stopping")
         return outcome.exit_code

@@ -19,11 +19,13 @@ from objectcache.deliveries.layer_progress import LayerProgress
 class Consumption:
     """The engine is through with the layers below `end_layer`.
 
-    `compute_s` is what each layer that this adds took it, waiting left out.
+    `compute_s` is what each layer that this adds took it, waiting left out; `waited_s` is how long
+    it stood still for all of them together, None where nobody saw it.
     """
 
     end_layer: int
     compute_s: float
+    waited_s: float | None = None
 
 
 class ConsumptionMeter:
@@ -38,6 +40,8 @@ class ConsumptionMeter:
         self._end_layer = end_layer
         self._held_end = first_layer  # layers below this have been given to the engine
         self._held_s = 0.0  # when the last of them was
+        self._wait_begun_s: float | None = None
+        self._waited_s = 0.0  # for layers that are held and not told of
         self._consumed_end = first_layer
         self._told_end = first_layer
         self._told_s: float | None = None
@@ -50,13 +54,21 @@ class ConsumptionMeter:
 
     def wait_begins(self, layer: int, now_s: float) -> Consumption | None:
         """The engine asks for a layer: what it has consumed since it was last known."""
-        return None if layer < self._held_end else self._consume_held(now_s)
+        if layer < self._held_end:
+            return None
+        consumption = self._consume_held(now_s)
+        if self._wait_begun_s is None:  # else it is tried again
+            self._wait_begun_s = now_s
+        return consumption
 
     def wait_ended(self, layer: int, now_s: float) -> None:
         """The engine was given a layer."""
         if layer >= self._held_end:
             self._held_end = layer + 1
             self._held_s = now_s
+            if self._wait_begun_s is not None:
+                self._waited_s += now_s - self._wait_begun_s
+                self._wait_begun_s = None
 
     def closed(self, now_s: float) -> Consumption | None:
         """The delivery was closed: an engine that had its last layer is through with it.
@@ -75,7 +87,8 @@ class ConsumptionMeter:
         """The engine reports that it is through with a layer; None where it had said so.
 
         Without `compute_s` it computed since its last report, or since `ready_s`, when the first
-        layer that this adds had arrived, whichever is later.
+        layer that this adds had arrived, whichever is later. It waited from its last report until
+        then; how long for its first layer nobody knows, since its calls run ahead of its GPU.
         """
         self._explicit = True
         count = layer + 1 - self._told_end
@@ -84,15 +97,17 @@ class ConsumptionMeter:
         if compute_s is None:
             begun_s = ready_s if self._told_s is None else max(ready_s, self._told_s)
             compute_s = max(0.0, now_s - begun_s) / count
+        waited_s = None if self._told_s is None else max(0.0, ready_s - self._told_s)
         self._told_end, self._told_s = layer + 1, now_s
-        return Consumption(self._told_end, compute_s)
+        return Consumption(self._told_end, compute_s, waited_s)
 
     def _consume_held(self, now_s: float) -> Consumption | None:
         count = self._held_end - self._consumed_end
         if self._explicit or count == 0:
             return None
         self._consumed_end = self._held_end
-        return Consumption(self._held_end, (now_s - self._held_s) / count)
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return Consumption(self._held_end, (now_s - self._held_s) / count, waited_s)
 
 
 class ConsumptionReports:

@@ -15,7 +15,10 @@ def tell_session(progress: LayerProgress, session: TargetSession, tag: int) -> C
     def tell(consumption: Consumption) -> None:
         session.tell(
             LayersConsumed(
-                tag=tag, end_layer=consumption.end_layer, compute_s=consumption.compute_s
+                tag=tag,
+                end_layer=consumption.end_layer,
+                compute_s=consumption.compute_s,
+                waited_s=consumption.waited_s,
             )
         )
 

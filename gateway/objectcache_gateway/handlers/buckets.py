@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from objectcache_gateway.access.acl import canned
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.handlers import xml_render
 from objectcache_gateway.request import xml_parse
 from objectcache_gateway.request.listing_params import key_to_token, page_size, token_to_key
 from objectcache_gateway.request.routes import raise_unconfigured
-from objectcache_schemas.errors import AccessDenied, InvalidRequest
+from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest
 from objectcache_schemas.messages import (
     Bucket,
     Buckets,
+    ConfigureBucket,
     CreateBucket,
     DeleteBucket,
     Done,
     GetBucket,
     ListBuckets,
 )
-from objectcache_schemas.records import BucketInfo
+from objectcache_schemas.records import BucketConfiguration, BucketInfo
 
 # What clients send that know of no region; s3cmd's default is US.
 _ANY_REGION = frozenset({"", "us-east-1", "US"})
@@ -31,21 +33,26 @@ async def get_bucket(exchange: Exchange) -> BucketInfo:
 
 
 async def check_expected_owner(exchange: Exchange) -> None:
-    """Raise `AccessDenied` where x-amz-expected-bucket-owner is not the bucket's owner."""
+    """Raise `AccessDenied` where x-amz-expected-bucket-owner is not the bucket's owner.
+
+    Without a bucket there is none to compare with.
+    """
     expected = exchange.head.header("x-amz-expected-bucket-owner")
-    if expected is not None and (await get_bucket(exchange)).owner != expected:
+    if expected is None or exchange.address.bucket is None:
+        return
+    if (await get_bucket(exchange)).owner != expected:
         raise AccessDenied("the bucket's owner is not x-amz-expected-bucket-owner")
 
 
 async def list_buckets(exchange: Exchange) -> web.StreamResponse:
-    """ListBuckets: all of the caller's, by name."""
+    """ListBuckets: those that the caller owns or was granted something in, by name."""
     query = exchange.query
     after = token_to_key(query.get("continuation-token", ""))
     prefix = query.get("prefix", "")
     owned = [
         bucket
         for bucket in (await exchange.storage.call(ListBuckets(), Buckets)).buckets
-        if bucket.owner == exchange.identity
+        if exchange.access.sees(bucket)
         and bucket.name > after
         and bucket.name.startswith(prefix)
         and query.get("bucket-region", bucket.region) == bucket.region
@@ -60,7 +67,7 @@ async def list_buckets(exchange: Exchange) -> web.StreamResponse:
 
 
 async def create_bucket(exchange: Exchange) -> web.StreamResponse:
-    """CreateBucket, in the one region there is."""
+    """CreateBucket, in the one region there is. One's own bucket again is a success."""
     region = exchange.settings.gateway.region
     body = b""
     if exchange.request.body_exists:
@@ -73,8 +80,24 @@ async def create_bucket(exchange: Exchange) -> web.StreamResponse:
             code="IllegalLocationConstraintException",
         )
     request = CreateBucket(name=exchange.bucket, owner=exchange.identity, region=region)
-    await exchange.storage.call(request, Done)
+    try:
+        await exchange.storage.call(request, Done)
+    except Conflict as error:
+        # As in S3's first region, so that clients may create what they are not sure of.
+        if error.code != "BucketAlreadyOwnedByYou":
+            raise
+    else:
+        await _set_canned_acl(exchange)
     return exchange.empty(more={"Location": f"/{exchange.bucket}"})
+
+
+async def _set_canned_acl(exchange: Exchange) -> None:
+    """Give the bucket that was just made the list that its request names."""
+    grants = canned(exchange.head.header("x-amz-acl") or "private", "", "")
+    if grants:
+        configuration = BucketConfiguration(acl=grants)
+        request = ConfigureBucket(name=exchange.bucket, configuration=configuration)
+        await exchange.storage.call(request, Done)
 
 
 async def head_bucket(exchange: Exchange) -> web.StreamResponse:
@@ -107,11 +130,6 @@ async def get_request_payment(exchange: Exchange) -> web.StreamResponse:
     await get_bucket(exchange)
     payer = xml_render.element("Payer", "BucketOwner")
     return exchange.xml(xml_render.document("RequestPaymentConfiguration", payer))
-
-
-async def get_acl(exchange: Exchange) -> web.StreamResponse:
-    """GetBucketAcl: the owner may do everything."""
-    return exchange.xml(xml_render.acl_document((await get_bucket(exchange)).owner))
 
 
 async def get_unconfigured(exchange: Exchange) -> web.StreamResponse:

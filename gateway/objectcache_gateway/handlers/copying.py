@@ -10,11 +10,14 @@ from aiohttp import web
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.handlers import xml_render
 from objectcache_gateway.handlers.objects import check_version, part_number
+from objectcache_gateway.handlers.ownership import with_owner
 from objectcache_gateway.request import ranges
 from objectcache_gateway.request.addressing import Address, check_bucket_name, check_key
 from objectcache_gateway.request.conditions import check_copy_source, write_condition
 from objectcache_gateway.request.object_headers import FULL_OBJECT, attributes_of
 from objectcache_gateway.request.request_head import RequestHead, wire_bytes
+from objectcache_gateway.request.tags import tags_of_header
+from objectcache_schemas.accounts import Access
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.messages import CopyObject, CopyPart, Object, StatObject, Stored
 from objectcache_schemas.records import ObjectAttributes, ObjectInfo
@@ -23,11 +26,14 @@ _VERSION_MARK = "?versionId="
 
 
 def copy_source(header: str) -> Address:
-    """Bucket and key of an x-amz-copy-source. Raises `InvalidRequest` naming what is wrong."""
+    """Bucket and key of an x-amz-copy-source. Raises `InvalidRequest` naming what is wrong.
+
+    A plus sign is a space there, as in S3 and unlike in paths: some clients write a space so.
+    """
     path, _, version_id = header.partition(_VERSION_MARK)
     check_version(version_id or None)
     try:
-        decoded = unquote_to_bytes(wire_bytes(path)).decode()
+        decoded = unquote_to_bytes(wire_bytes(path).replace(b"+", b" ")).decode()
     except UnicodeDecodeError as error:
         raise InvalidRequest("x-amz-copy-source must be percent-encoded UTF-8") from error
     bucket, _, key = decoded.removeprefix("/").partition("/")
@@ -42,7 +48,8 @@ def copied_attributes(head: RequestHead, source: ObjectInfo) -> ObjectAttributes
     """What the copy carries beside its bytes, by the metadata directive.
 
     The bytes are the source's, so checksums of the whole object still hold; a copy has no parts, so
-    what was said of parts does not.
+    what was said of parts does not. Tags have a directive of their own. Whose the copy is, and what
+    others may, is not the source's matter.
     """
     replaced = attributes_of(head) if replaces_metadata(head) else source.attributes
     is_whole = source.attributes.checksum_type == FULL_OBJECT
@@ -51,7 +58,19 @@ def copied_attributes(head: RequestHead, source: ObjectInfo) -> ObjectAttributes
         checksums=source.attributes.checksums if is_whole else {},
         checksum_type=FULL_OBJECT if is_whole else None,
         part_sizes_bytes=(),
+        part_checksums=(),
+        tags=tags_of_header(head) if replaces_tags(head) else source.attributes.tags,
+        owner="",
+        acl=(),
     )
+
+
+def replaces_tags(head: RequestHead) -> bool:
+    """Whether the tagging directive is REPLACE; raises `InvalidRequest` for an unknown one."""
+    directive = head.header("x-amz-tagging-directive") or "COPY"
+    if directive not in ("COPY", "REPLACE"):
+        raise InvalidRequest("x-amz-tagging-directive must be COPY or REPLACE")
+    return directive == "REPLACE"
 
 
 def replaces_metadata(head: RequestHead) -> bool:
@@ -76,7 +95,7 @@ async def copy_object(exchange: Exchange) -> web.StreamResponse:
         source_etag=source.etag,
         bucket=exchange.bucket,
         key=exchange.key,
-        attributes=copied_attributes(exchange.head, source),
+        attributes=with_owner(exchange, copied_attributes(exchange.head, source)),
         etag=source.etag,
         condition=write_condition(exchange.head),
     )
@@ -117,6 +136,7 @@ async def _source(exchange: Exchange) -> tuple[Address, ObjectInfo]:
     address = copy_source(header)
     assert address.bucket is not None
     assert address.key is not None
+    await exchange.access.check_elsewhere(Access.READ, address.bucket, address.key)
     request = StatObject(bucket=address.bucket, key=address.key)
     info = (await exchange.storage.call(request, Object)).info
     check_copy_source(exchange.head, info.etag, info.modified_s)

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from objectcache_gateway.bodies.body import BodyDecoder
-from objectcache_gateway.exchange import Exchange, feed
+from objectcache_gateway.exchange import Exchange, PrefixMatch, feed
 from objectcache_gateway.handlers.buckets import get_bucket
 from objectcache_gateway.receiving import abort_put
 from objectcache_gateway.request.delivery_headers import client_seconds, forced_path, traceparent
@@ -16,6 +16,7 @@ from objectcache_gateway.sending import send_body
 from objectcache_gateway.staging import leased_target
 from objectcache_gateway.storage_connection import Conversation, StorageConnection
 from objectcache_schemas import headers
+from objectcache_schemas.accounts import Access
 from objectcache_schemas.descriptor import (
     DESCRIPTOR_VERSION,
     DeliveryOutcome,
@@ -29,6 +30,7 @@ from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, Limits
 from objectcache_schemas.messages import (
+    CheckPut,
     CommitPut,
     CreateSession,
     DeliveryAccepted,
@@ -92,6 +94,9 @@ async def get(exchange: Exchange) -> web.StreamResponse:
 
 
 async def _deliver(exchange: Exchange, descriptor: bytes) -> web.StreamResponse:
+    if not exchange.access.here.allows(Access.READ, ""):
+        asked = Descriptor.from_bytes(descriptor, exchange.settings.limits)
+        exchange.access.here.check_all(Access.READ, asked.chunk_keys)
     request = _get_request(exchange, descriptor)
     async with exchange.storage.conversation() as conversation:
         accepted = await conversation.begin(
@@ -188,9 +193,11 @@ async def match(exchange: Exchange) -> web.StreamResponse:
     """How long a prefix is stored, in one round trip."""
     body = await _read_descriptor_body(exchange)
     keys = MatchRequest.keys_from_bytes(body, exchange.settings.limits)
+    exchange.access.here.check_all(Access.READ, keys)
     request = KvMatch(bucket=exchange.bucket, chunk_keys=keys)
-    matched = (await exchange.storage.call(request, Matched)).matched
-    return _msgpack(exchange, MatchReply(v=DESCRIPTOR_VERSION, matched=matched))
+    reply = await exchange.storage.call(request, Matched)
+    exchange.matched = PrefixMatch(len(keys), reply.matched, reply.chunk_tokens)
+    return _msgpack(exchange, MatchReply(v=DESCRIPTOR_VERSION, matched=reply.matched))
 
 
 async def put_layout(exchange: Exchange) -> web.StreamResponse:
@@ -331,12 +338,25 @@ async def put(exchange: Exchange) -> web.StreamResponse:
     limits = exchange.settings.limits
     decoder = exchange.decoder(LENGTH.size + limits.descriptor_bytes_max + limits.payload_bytes_max)
     if exchange.awaits_continue:
-        await get_bucket(exchange)
+        await _check_room(exchange, decoder.expected_bytes or 0)
     async with exchange.storage.conversation() as conversation:
         head = PutHead(limits, decoder.expected_bytes)
         stored = await _receive_chunks(exchange, decoder, head, conversation)
     reply = PutReply(v=DESCRIPTOR_VERSION, stored=stored.stored, existing=stored.existing)
     return _msgpack(exchange, reply)
+
+
+async def _check_room(exchange: Exchange, body_bytes: int) -> None:
+    """Refuse before the body is asked for what no descriptor could make fit the quotas: how much of
+    the body is the descriptor nobody knows yet.
+    """
+    head_bytes_max = LENGTH.size + exchange.settings.limits.descriptor_bytes_max
+    request = CheckPut(
+        bucket=exchange.bucket,
+        identity=exchange.identity,
+        size_bytes=max(0, body_bytes - head_bytes_max),
+    )
+    await exchange.storage.call(request, Done)
 
 
 async def _receive_chunks(
@@ -380,6 +400,11 @@ async def _put_from_target(
 
 
 def _put_request(exchange: Exchange, head: PutHead) -> KvPut:
+    """The request, for keys that may be written. The parent decides what is evicted with it."""
+    if head.descriptor is not None:
+        parent_key = head.descriptor.parent_key
+        keys = head.descriptor.chunk_keys + ((parent_key,) if parent_key else ())
+        exchange.access.here.check_all(Access.WRITE, keys)
     return KvPut(
         bucket=exchange.bucket, identity=exchange.identity, descriptor=head.descriptor_bytes
     )

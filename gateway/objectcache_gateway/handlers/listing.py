@@ -6,7 +6,13 @@ from aiohttp import web
 
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.handlers.buckets import get_bucket
-from objectcache_gateway.handlers.xml_render import document, element, object_entry, parent
+from objectcache_gateway.handlers.xml_render import (
+    document,
+    element,
+    is_xml_text,
+    object_entry,
+    parent,
+)
 from objectcache_gateway.request.listing_params import (
     ListingParams,
     key_to_token,
@@ -28,13 +34,20 @@ async def list_objects_v1(exchange: Exchange) -> web.StreamResponse:
         document(
             "ListBucketResult",
             element("Name", exchange.bucket),
-            element("Prefix", encoded(params.prefix)),
+            element("Prefix", _v1_prefix(params)),
             element("Marker", encoded(params.start_after)),
             element("NextMarker", encoded(next_marker) if next_marker is not None else None),
             *_shared(params, listing),
-            *_entries(params, listing, exchange.identity),
+            *_entries(params, listing, exchange.access.here.owner),
         )
     )
+
+
+def _v1_prefix(params: ListingParams) -> str:
+    """The prefix as version 1 repeats it: botocore, which asks for encoded keys and decodes them,
+    takes this one as it is.
+    """
+    return params.prefix if is_xml_text(params.prefix) else params.encoded(params.prefix)
 
 
 async def list_objects_v2(exchange: Exchange) -> web.StreamResponse:
@@ -45,7 +58,7 @@ async def list_objects_v2(exchange: Exchange) -> web.StreamResponse:
     encoded = params.encoded
     after = listing.next_start_after
     start_after = query.get("start-after")
-    owner = exchange.identity if query.get("fetch-owner", "").lower() == "true" else None
+    owner = exchange.access.here.owner if query.get("fetch-owner", "").lower() == "true" else None
     return exchange.xml(
         document(
             "ListBucketResult",
@@ -77,7 +90,7 @@ async def list_object_versions(exchange: Exchange) -> web.StreamResponse:
             element("NextKeyMarker", encoded(after) if after is not None else None),
             element("NextVersionIdMarker", "null" if after is not None else None),
             *_shared(params, listing),
-            *_entries(params, listing, exchange.identity, version=True),
+            *_entries(params, listing, exchange.access.here.owner, version=True),
         )
     )
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import msgspec
 from aiohttp import web
 
+from objectcache_gateway.access.permissions import denied
+from objectcache_gateway.bodies.body import BodyDecoder, BodyResult
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.handlers import xml_render
-from objectcache_gateway.receiving import receive_into_put
+from objectcache_gateway.handlers.etags import etag_of, wants_md5
+from objectcache_gateway.handlers.ownership import with_owner
+from objectcache_gateway.receiving import receive_into_put, receive_whole
 from objectcache_gateway.request import ranges, xml_parse
 from objectcache_gateway.request.addressing import check_key
 from objectcache_gateway.request.conditions import (
@@ -24,15 +29,18 @@ from objectcache_gateway.request.delivery_headers import (
     client_seconds,
     traceparent,
 )
+from objectcache_gateway.request.expiration import expiration_headers
 from objectcache_gateway.request.object_headers import (
     attributes_of,
     checksum_headers,
     object_headers,
     overrides,
+    part_checksum_headers,
 )
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.sending import send_body
 from objectcache_schemas import headers
+from objectcache_schemas.accounts import Access
 from objectcache_schemas.errors import (
     InvalidRequest,
     ObjectCacheError,
@@ -55,6 +63,7 @@ from objectcache_schemas.messages import (
 )
 from objectcache_schemas.records import ObjectInfo
 
+SMALL_BYTES_MAX = 64 << 10  # an object of no more travels within a message
 PLAIN_GET_HEADERS = {headers.PATH: DeliveryPath.S3TCP.value, headers.TRANSPORT: "tcp"}
 
 
@@ -76,23 +85,59 @@ def check_version(version_id: str | None) -> None:
 
 async def put_object(exchange: Exchange) -> web.StreamResponse:
     """PutObject. Nothing is visible before the body was verified to its end."""
-    decoder = exchange.decoder(exchange.settings.limits.object_bytes_max, etag=True)
+    object_bytes_max = exchange.settings.limits.object_bytes_max
+    decoder = exchange.decoder(object_bytes_max, etag=wants_md5(exchange))
     attributes_of(exchange.head)  # refused before any byte is asked for
     request = PutObject(
         bucket=exchange.bucket,
         key=exchange.key,
         size_bytes=decoder.expected_bytes,
         condition=write_condition(exchange.head),
+        identity=exchange.identity,
     )
+    if _arrives_whole(exchange, decoder):
+        info = await _put_whole(exchange, decoder, request)
+    else:
+        info = await _put_in_pieces(exchange, decoder, request)
+    attributes = info.attributes
+    exchange.object_bytes = info.size_bytes
+    named = {
+        "ETag": xml_render.quoted_etag(info.etag),
+        **checksum_headers(attributes),
+        **_expiration(exchange, info),
+    }
+    return exchange.empty(more=named)
+
+
+def _arrives_whole(exchange: Exchange, decoder: BodyDecoder) -> bool:
+    """Whether a body may be taken before the storage server is asked: a small one that is on its
+    way already. A client that waits for word is told to go on only after all checks.
+    """
+    size_bytes = decoder.expected_bytes
+    is_small = size_bytes is not None and size_bytes <= SMALL_BYTES_MAX
+    return is_small and not exchange.awaits_continue
+
+
+async def _put_whole(exchange: Exchange, decoder: BodyDecoder, request: PutObject) -> ObjectInfo:
+    data, result = await receive_whole(exchange, decoder)
+    commit = _commit(exchange, result)
+    whole = msgspec.structs.replace(request, data=data, commit=commit)
+    return (await exchange.storage.call(whole, Stored)).info
+
+
+async def _put_in_pieces(
+    exchange: Exchange, decoder: BodyDecoder, request: PutObject
+) -> ObjectInfo:
     async with exchange.storage.conversation() as conversation:
         await conversation.begin(request, SendData)
         connection = conversation.connection
-        result = await receive_into_put(exchange, decoder, connection)
-        attributes = attributes_of(exchange.head, result.checksums)
-        commit = CommitPut(etag=result.etag_md5_hex, attributes=attributes)
-        info = (await connection.ask(commit, Stored)).info
-    named = {"ETag": xml_render.quoted_etag(info.etag), **checksum_headers(attributes)}
-    return exchange.empty(more=named)
+        commit = _commit(exchange, await receive_into_put(exchange, decoder, connection))
+        return (await connection.ask(commit, Stored)).info
+
+
+def _commit(exchange: Exchange, result: BodyResult) -> CommitPut:
+    attributes = with_owner(exchange, attributes_of(exchange.head, result.checksums))
+    return CommitPut(etag=etag_of(result), attributes=attributes)
 
 
 async def get_object(exchange: Exchange) -> web.StreamResponse:
@@ -107,13 +152,18 @@ async def get_object(exchange: Exchange) -> web.StreamResponse:
         client_s=client_seconds(exchange.head),
         gateway_s=exchange.elapsed_s,
         traceparent=exchange.traceparent or traceparent(exchange.head),
+        body_bytes_max=SMALL_BYTES_MAX,
     )
     async with exchange.storage.conversation() as conversation:
         timeout_s = exchange.admission_timeout_s
-        info = (await conversation.begin(request, ObjectOpened, timeout_s=timeout_s)).info
+        opened = await conversation.begin(request, ObjectOpened, timeout_s=timeout_s)
+        info = opened.info
+        exchange.object_bytes = info.size_bytes
+        if opened.body is not None:
+            return _part_of(exchange, info, opened.body)
         connection = conversation.connection
         try:
-            selection = select(exchange.head, exchange.query, info)
+            selection = _select(exchange, info)
         except ObjectCacheError as error:
             await connection.ask(CloseObject(), Done)
             return _refused(exchange, error, info)
@@ -127,13 +177,28 @@ async def get_object(exchange: Exchange) -> web.StreamResponse:
         return response
 
 
+def _part_of(exchange: Exchange, info: ObjectInfo, body: bytes) -> web.Response:
+    """The answer to a GET of an object whose bytes are at hand."""
+    try:
+        selection = _select(exchange, info)
+    except ObjectCacheError as error:
+        return _refused(exchange, error, info)
+    if not selection.length_bytes:
+        return exchange.empty(selection.status, selection.headers)
+    end_bytes = selection.offset_bytes + selection.length_bytes
+    part = body if len(body) == selection.length_bytes else body[selection.offset_bytes : end_bytes]
+    named = {**selection.headers, **PLAIN_GET_HEADERS}
+    return exchange.small(selection.status, part, named)
+
+
 async def head_object(exchange: Exchange) -> web.StreamResponse:
     """HeadObject: what GetObject would answer, without the body."""
     check_version(exchange.query.get("versionId"))
     request = StatObject(bucket=exchange.bucket, key=exchange.key)
     info = (await exchange.storage.call(request, Object)).info
+    exchange.object_bytes = info.size_bytes
     try:
-        selection = select(exchange.head, exchange.query, info)
+        selection = _select(exchange, info)
     except ObjectCacheError as error:
         return _refused(exchange, error, info)
     return exchange.empty(selection.status, selection.headers)
@@ -156,7 +221,11 @@ async def delete_objects(exchange: Exchange) -> web.StreamResponse:
             code="InvalidRequest",
         )
     entries, is_quiet = xml_parse.parse_delete(await exchange.read_body(decoder))
-    errors = {index: error for index, entry in enumerate(entries) if (error := _flaw(entry))}
+    errors = {
+        index: error
+        for index, entry in enumerate(entries)
+        if (error := _flaw(entry) or _refusal(exchange, entry))
+    }
     good = [entry for index, entry in enumerate(entries) if index not in errors]
     request = DeleteObjects(bucket=exchange.bucket, keys=tuple(entry.key for entry in good))
     await exchange.storage.call(request, Done)
@@ -165,23 +234,35 @@ async def delete_objects(exchange: Exchange) -> web.StreamResponse:
     return exchange.xml(xml_render.document("DeleteResult", *deleted, *failed))
 
 
-async def get_acl(exchange: Exchange) -> web.StreamResponse:
-    """GetObjectAcl: the owner may do everything."""
-    await _stat(exchange)
-    return exchange.xml(xml_render.acl_document(exchange.identity))
+async def stat_object(exchange: Exchange) -> ObjectInfo:
+    """The request's object. Raises `NotFound` (NoSuchKey)."""
+    check_version(exchange.query.get("versionId"))
+    request = StatObject(bucket=exchange.bucket, key=exchange.key)
+    return (await exchange.storage.call(request, Object)).info
 
 
-async def get_tagging(exchange: Exchange) -> web.StreamResponse:
-    """GetObjectTagging: no object has tags."""
-    await _stat(exchange)
-    return exchange.xml(xml_render.document("Tagging", xml_render.parent("TagSet")))
+def _select(exchange: Exchange, info: ObjectInfo) -> Selection:
+    """`select`, with when a lifecycle rule will expire the object."""
+    selection = select(exchange.head, exchange.query, info)
+    expiration = _expiration(exchange, info)
+    if not expiration:
+        return selection
+    return replace(selection, headers={**selection.headers, **expiration})
+
+
+def _expiration(exchange: Exchange, info: ObjectInfo) -> dict[str, str]:
+    bucket = exchange.access.bucket
+    if bucket is None or not bucket.configuration.lifecycle:
+        return {}
+    day_s = exchange.settings.storage.lifecycle_day_s
+    return expiration_headers(bucket.configuration.lifecycle, info, day_s)
 
 
 def select(head: RequestHead, query: Mapping[str, str], info: ObjectInfo) -> Selection:
     """Decide status, headers and range of a GET or HEAD of a stored object.
 
-    Raises `PreconditionFailed` and `InvalidRequest` (InvalidRange for a range or a part number that
-    the object does not have).
+    Raises `PreconditionFailed` and `InvalidRequest` (InvalidRange for a range that the object does
+    not have, InvalidPart for such a part number).
     """
     named = object_headers(info) | overrides(query)
     outcome = evaluate_read(head, info.etag, info.modified_s)
@@ -201,6 +282,8 @@ def select(head: RequestHead, query: Mapping[str, str], info: ObjectInfo) -> Sel
     offset_bytes, length_bytes = part
     named["Content-Length"] = str(length_bytes)
     named["Content-Range"] = ranges.content_range(offset_bytes, length_bytes, info.size_bytes)
+    if "partNumber" in query and _wants_checksums(head, query):
+        named |= part_checksum_headers(info.attributes, int(query["partNumber"]))
     return Selection(206, offset_bytes, length_bytes, named)
 
 
@@ -221,7 +304,7 @@ def _part(
     if number >= len(ends_bytes):
         raise InvalidRequest(
             f"the object has {len(ends_bytes) - 1} parts, partNumber is {number}",
-            code="InvalidRange",
+            code="InvalidPart",
         )
     return ends_bytes[number - 1], ends_bytes[number] - ends_bytes[number - 1]
 
@@ -248,12 +331,6 @@ def _refused(exchange: Exchange, error: ObjectCacheError, info: ObjectInfo) -> w
     return exchange.error(error, {"Content-Range": content_range}, [size])
 
 
-async def _stat(exchange: Exchange) -> ObjectInfo:
-    check_version(exchange.query.get("versionId"))
-    request = StatObject(bucket=exchange.bucket, key=exchange.key)
-    return (await exchange.storage.call(request, Object)).info
-
-
 def _flaw(entry: xml_parse.DeleteEntry) -> ObjectCacheError | None:
     try:
         check_key(entry.key)
@@ -263,6 +340,12 @@ def _flaw(entry: xml_parse.DeleteEntry) -> ObjectCacheError | None:
     except ObjectCacheError as error:
         return error
     return None
+
+
+def _refusal(exchange: Exchange, entry: xml_parse.DeleteEntry) -> ObjectCacheError | None:
+    """Why this key may not be deleted, whether it is stored or not."""
+    is_allowed = exchange.access.here.allows(Access.WRITE, entry.key)
+    return None if is_allowed else denied(Access.WRITE, entry.key)
 
 
 def _deleted_entry(entry: xml_parse.DeleteEntry) -> str:

@@ -7,7 +7,19 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from objectcache_gateway.exchange import Exchange
-from objectcache_gateway.handlers import buckets, copying, kv, listing, multipart, objects
+from objectcache_gateway.handlers import (
+    acls,
+    attributes,
+    buckets,
+    completing,
+    copying,
+    kv,
+    lifecycle,
+    listing,
+    multipart,
+    objects,
+    tagging,
+)
 from objectcache_gateway.request.routes import Operation
 
 Handler = Callable[[Exchange], Awaitable[web.StreamResponse]]
@@ -19,8 +31,15 @@ HANDLERS: dict[Operation, Handler] = {
     Operation.DELETE_BUCKET: buckets.delete_bucket,
     Operation.GET_BUCKET_LOCATION: buckets.get_location,
     Operation.GET_BUCKET_VERSIONING: buckets.get_versioning,
-    Operation.GET_BUCKET_ACL: buckets.get_acl,
+    Operation.GET_BUCKET_ACL: acls.get_bucket_acl,
+    Operation.PUT_BUCKET_ACL: acls.put_bucket_acl,
     Operation.GET_BUCKET_REQUEST_PAYMENT: buckets.get_request_payment,
+    Operation.GET_BUCKET_TAGGING: tagging.get_bucket_tags,
+    Operation.PUT_BUCKET_TAGGING: tagging.put_bucket_tags,
+    Operation.DELETE_BUCKET_TAGGING: tagging.delete_bucket_tags,
+    Operation.GET_BUCKET_LIFECYCLE: lifecycle.get_lifecycle,
+    Operation.PUT_BUCKET_LIFECYCLE: lifecycle.put_lifecycle,
+    Operation.DELETE_BUCKET_LIFECYCLE: lifecycle.delete_lifecycle,
     Operation.GET_UNCONFIGURED: buckets.get_unconfigured,
     Operation.LIST_OBJECTS_V1: listing.list_objects_v1,
     Operation.LIST_OBJECTS_V2: listing.list_objects_v2,
@@ -31,14 +50,18 @@ HANDLERS: dict[Operation, Handler] = {
     Operation.GET_OBJECT: objects.get_object,
     Operation.HEAD_OBJECT: objects.head_object,
     Operation.DELETE_OBJECT: objects.delete_object,
-    Operation.GET_OBJECT_ACL: objects.get_acl,
-    Operation.GET_OBJECT_TAGGING: objects.get_tagging,
+    Operation.GET_OBJECT_ACL: acls.get_object_acl,
+    Operation.PUT_OBJECT_ACL: acls.put_object_acl,
+    Operation.GET_OBJECT_ATTRIBUTES: attributes.get_object_attributes,
+    Operation.GET_OBJECT_TAGGING: tagging.get_object_tags,
+    Operation.PUT_OBJECT_TAGGING: tagging.put_object_tags,
+    Operation.DELETE_OBJECT_TAGGING: tagging.delete_object_tags,
     Operation.CREATE_UPLOAD: multipart.create_upload,
     Operation.UPLOAD_PART: multipart.upload_part,
     Operation.UPLOAD_PART_COPY: copying.upload_part_copy,
     Operation.LIST_PARTS: multipart.list_parts,
     Operation.LIST_UPLOADS: multipart.list_uploads,
-    Operation.COMPLETE_UPLOAD: multipart.complete_upload,
+    Operation.COMPLETE_UPLOAD: completing.complete_upload,
     Operation.ABORT_UPLOAD: multipart.abort_upload,
     Operation.KV_GET: kv.get,
     Operation.KV_GET_BY_KEY: kv.get_by_key,

@@ -76,14 +76,15 @@ def check_bucket_name(name: str) -> None:
     """Raise `InvalidRequest` (InvalidBucketName) unless S3's rules for new buckets allow it."""
     legal = (
         _BUCKET_NAME.fullmatch(name)
-        and ".." not in name
+        and not any(pair in name for pair in ("..", ".-", "-."))
         and not _IP_ADDRESS.fullmatch(name)
         and not name.startswith(_RESERVED_PREFIXES)
         and not name.endswith(_RESERVED_SUFFIXES)
     )
     if not legal:
         raise InvalidRequest(
-            "a bucket name has 3 to 63 of a-z 0-9 . - and begins and ends with a letter or digit",
+            "a bucket name has 3 to 63 of a-z 0-9 . - and begins and ends with a letter or digit, "
+            "and so does each of its labels between dots",
             code="InvalidBucketName",
         )
 
@@ -104,7 +105,7 @@ def check_key(key: str) -> None:
 
 
 def _virtual_host_bucket(host: str, domains: Sequence[str]) -> str | None:
-    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    name = host.rpartition(":")[0] if re.search(r":\d+\Z", host) else host
     name = name.lower()
     for domain in domains:
         suffix = "." + domain.lower()

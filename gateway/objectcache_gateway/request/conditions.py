@@ -56,8 +56,8 @@ def range_applies(head: RequestHead, etag: str, modified_s: float) -> bool:
 def write_condition(head: RequestHead) -> Condition:
     """The condition under which a put or a completed upload becomes visible.
 
-    S3 takes `If-None-Match: *` and `If-Match` with one ETag (or `*`). Raises `Unsupported` for the
-    other forms and `InvalidRequest` for both at once.
+    `If-None-Match` and `If-Match` take one ETag or `*`. Raises `Unsupported` for the other forms
+    and `InvalidRequest` for both at once.
     """
     for name in ("if-modified-since", "if-unmodified-since"):
         if head.header(name) is not None:
@@ -66,20 +66,18 @@ def write_condition(head: RequestHead) -> Condition:
     if if_match is not None and if_none_match is not None:
         raise InvalidRequest("give if-match or if-none-match, not both", code="InvalidRequest")
     if if_none_match is not None:
-        return _absent(if_none_match)
-    return Condition(etag=_single_etag(if_match)) if if_match is not None else Condition()
+        if if_none_match.strip() == "*":
+            return Condition(absent=True)
+        return Condition(not_etag=_single_etag("if-none-match", if_none_match))
+    if if_match is not None:
+        return Condition(etag=_single_etag("if-match", if_match))
+    return Condition()
 
 
-def _absent(if_none_match: str) -> Condition:
-    if if_none_match.strip() != "*":
-        raise Unsupported("if-none-match on a write can only be *")
-    return Condition(absent=True)
-
-
-def _single_etag(if_match: str) -> str:
-    match = _ETAG.fullmatch(if_match.strip())
+def _single_etag(name: str, value: str) -> str:
+    match = _ETAG.fullmatch(value.strip())
     if match is None or match[1] or not (etag := match[2] or match[3]):
-        raise Unsupported("if-match on a write takes one strong ETag")
+        raise Unsupported(f"{name} on a write takes one strong ETag or *")
     return etag
 
 

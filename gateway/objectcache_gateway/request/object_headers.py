@@ -8,6 +8,7 @@ from email.utils import formatdate
 from objectcache_gateway.bodies.body import stored_content_encoding
 from objectcache_gateway.handlers.xml_render import quoted_etag
 from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.request.tags import tags_of_header
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import USER_METADATA_BYTES_MAX
 from objectcache_schemas.records import ObjectAttributes, ObjectInfo
@@ -30,7 +31,7 @@ def attributes_of(head: RequestHead, checksums: dict[str, str] | None = None) ->
     """What to store beside the bytes. Raises `InvalidRequest`, also MetadataTooLarge."""
     return ObjectAttributes(
         content_type=_utf8(head, "content-type"),
-        content_encoding=stored_content_encoding(head),
+        content_encoding=_content_encoding(head),
         content_disposition=_utf8(head, "content-disposition"),
         content_language=_utf8(head, "content-language"),
         cache_control=_utf8(head, "cache-control"),
@@ -38,6 +39,7 @@ def attributes_of(head: RequestHead, checksums: dict[str, str] | None = None) ->
         user_metadata=_user_metadata(head),
         checksums=checksums or {},
         checksum_type=FULL_OBJECT if checksums else None,
+        tags=tags_of_header(head),
     )
 
 
@@ -54,6 +56,8 @@ def object_headers(info: ObjectInfo) -> dict[str, str]:
         value = getattr(attributes, field)
         if value is not None:
             named[header] = value
+    if attributes.tags:
+        named["x-amz-tagging-count"] = str(len(attributes.tags))
     named.update((METADATA_PREFIX + name, text) for name, text in attributes.user_metadata.items())
     return named
 
@@ -64,6 +68,17 @@ def checksum_headers(attributes: ObjectAttributes) -> dict[str, str]:
     if named and attributes.checksum_type:
         named["x-amz-checksum-type"] = attributes.checksum_type
     return named
+
+
+def part_checksum_headers(attributes: ObjectAttributes, number: int) -> dict[str, str]:
+    """The checksums of a part by its number; an object that was put whole is its only part."""
+    if not attributes.part_sizes_bytes:
+        return checksum_headers(attributes)
+    named = attributes.checksums_of_part(number).items()
+    values = {f"x-amz-checksum-{name}": text for name, text in named}
+    if values and attributes.checksum_type:
+        values["x-amz-checksum-type"] = attributes.checksum_type
+    return values
 
 
 def overrides(query: Mapping[str, str]) -> dict[str, str]:
@@ -80,6 +95,8 @@ def overrides(query: Mapping[str, str]) -> dict[str, str]:
 
 def _user_metadata(head: RequestHead) -> dict[str, str]:
     names = dict.fromkeys(name for name, _ in head.headers if name.startswith(METADATA_PREFIX))
+    if not all(name.isascii() for name in names):
+        raise InvalidRequest(f"the name of a header {METADATA_PREFIX}* must be ASCII")
     metadata = {name.removeprefix(METADATA_PREFIX): _utf8(head, name) or "" for name in names}
     size_bytes = sum(len(name) + len(value.encode()) for name, value in metadata.items())
     if size_bytes > USER_METADATA_BYTES_MAX:
@@ -88,6 +105,11 @@ def _user_metadata(head: RequestHead) -> dict[str, str]:
             code="MetadataTooLarge",
         )
     return metadata
+
+
+def _content_encoding(head: RequestHead) -> str | None:
+    _utf8(head, "content-encoding")
+    return stored_content_encoding(head)
 
 
 def _utf8(head: RequestHead, name: str) -> str | None:

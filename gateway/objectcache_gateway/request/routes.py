@@ -21,7 +21,14 @@ class Operation(enum.Enum):
     GET_BUCKET_LOCATION = "GetBucketLocation"
     GET_BUCKET_VERSIONING = "GetBucketVersioning"
     GET_BUCKET_ACL = "GetBucketAcl"
+    PUT_BUCKET_ACL = "PutBucketAcl"
     GET_BUCKET_REQUEST_PAYMENT = "GetBucketRequestPayment"
+    GET_BUCKET_TAGGING = "GetBucketTagging"
+    PUT_BUCKET_TAGGING = "PutBucketTagging"
+    DELETE_BUCKET_TAGGING = "DeleteBucketTagging"
+    GET_BUCKET_LIFECYCLE = "GetBucketLifecycleConfiguration"
+    PUT_BUCKET_LIFECYCLE = "PutBucketLifecycleConfiguration"
+    DELETE_BUCKET_LIFECYCLE = "DeleteBucketLifecycle"
     GET_UNCONFIGURED = "GetUnconfigured"
     LIST_OBJECTS_V1 = "ListObjects"
     LIST_OBJECTS_V2 = "ListObjectsV2"
@@ -33,7 +40,11 @@ class Operation(enum.Enum):
     HEAD_OBJECT = "HeadObject"
     DELETE_OBJECT = "DeleteObject"
     GET_OBJECT_ACL = "GetObjectAcl"
+    PUT_OBJECT_ACL = "PutObjectAcl"
+    GET_OBJECT_ATTRIBUTES = "GetObjectAttributes"
     GET_OBJECT_TAGGING = "GetObjectTagging"
+    PUT_OBJECT_TAGGING = "PutObjectTagging"
+    DELETE_OBJECT_TAGGING = "DeleteObjectTagging"
     CREATE_UPLOAD = "CreateMultipartUpload"
     UPLOAD_PART = "UploadPart"
     UPLOAD_PART_COPY = "UploadPartCopy"
@@ -54,8 +65,6 @@ class Operation(enum.Enum):
 UNCONFIGURED: dict[str, str] = {
     "policy": "NoSuchBucketPolicy",
     "cors": "NoSuchCORSConfiguration",
-    "lifecycle": "NoSuchLifecycleConfiguration",
-    "tagging": "NoSuchTagSet",
     "encryption": "ServerSideEncryptionConfigurationNotFoundError",
     "object-lock": "ObjectLockConfigurationNotFoundError",
     "website": "NoSuchWebsiteConfiguration",
@@ -80,7 +89,14 @@ _BUCKET: dict[tuple[str, str], Operation] = {
     ("GET", "location"): _O.GET_BUCKET_LOCATION,
     ("GET", "versioning"): _O.GET_BUCKET_VERSIONING,
     ("GET", "acl"): _O.GET_BUCKET_ACL,
+    ("PUT", "acl"): _O.PUT_BUCKET_ACL,
     ("GET", "requestPayment"): _O.GET_BUCKET_REQUEST_PAYMENT,
+    ("GET", "tagging"): _O.GET_BUCKET_TAGGING,
+    ("PUT", "tagging"): _O.PUT_BUCKET_TAGGING,
+    ("DELETE", "tagging"): _O.DELETE_BUCKET_TAGGING,
+    ("GET", "lifecycle"): _O.GET_BUCKET_LIFECYCLE,
+    ("PUT", "lifecycle"): _O.PUT_BUCKET_LIFECYCLE,
+    ("DELETE", "lifecycle"): _O.DELETE_BUCKET_LIFECYCLE,
     ("POST", "delete"): _O.DELETE_OBJECTS,
     ("POST", headers.KV_GET): _O.KV_GET,
     ("POST", headers.KV_MATCH): _O.KV_MATCH,
@@ -94,7 +110,11 @@ _OBJECT: dict[tuple[str, str], Operation] = {
     ("GET", ""): _O.GET_OBJECT,
     ("GET", "uploadId"): _O.LIST_PARTS,
     ("GET", "acl"): _O.GET_OBJECT_ACL,
+    ("PUT", "acl"): _O.PUT_OBJECT_ACL,
+    ("GET", "attributes"): _O.GET_OBJECT_ATTRIBUTES,
     ("GET", "tagging"): _O.GET_OBJECT_TAGGING,
+    ("PUT", "tagging"): _O.PUT_OBJECT_TAGGING,
+    ("DELETE", "tagging"): _O.DELETE_OBJECT_TAGGING,
     ("HEAD", ""): _O.HEAD_OBJECT,
     ("DELETE", ""): _O.DELETE_OBJECT,
     ("DELETE", "uploadId"): _O.ABORT_UPLOAD,
@@ -144,7 +164,11 @@ _MODIFIERS: dict[Operation, frozenset[str]] = {
     _O.GET_OBJECT: _RESPONSE_OVERRIDES | {"partNumber", "versionId", "x-amz-checksum-mode"},
     _O.HEAD_OBJECT: _RESPONSE_OVERRIDES | {"partNumber", "versionId", "x-amz-checksum-mode"},
     _O.GET_OBJECT_ACL: frozenset({"versionId"}),
+    _O.PUT_OBJECT_ACL: frozenset({"versionId"}),
+    _O.GET_OBJECT_ATTRIBUTES: frozenset({"versionId"}),
     _O.GET_OBJECT_TAGGING: frozenset({"versionId"}),
+    _O.PUT_OBJECT_TAGGING: frozenset({"versionId"}),
+    _O.DELETE_OBJECT_TAGGING: frozenset({"versionId"}),
     _O.DELETE_OBJECT: frozenset({"versionId"}),
     _O.UPLOAD_PART: frozenset({"partNumber"}),
     _O.UPLOAD_PART_COPY: frozenset({"partNumber"}),

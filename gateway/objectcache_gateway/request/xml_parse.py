@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
-from xml.etree.ElementTree import Element, ParseError
 
-from defusedxml import DefusedXmlException
-from defusedxml.ElementTree import fromstring
-
+from objectcache_gateway.request.xml_tree import (
+    Element,
+    children,
+    local_name,
+    malformed,
+    root_of,
+    text_of,
+)
 from objectcache_schemas.errors import InvalidRequest
 
 DELETE_KEYS_MAX = 1000  # S3's own
@@ -37,78 +40,52 @@ class CompletedPart:
 
 def parse_delete(body: bytes) -> tuple[list[DeleteEntry], bool]:
     """Keys and the quiet flag of a DeleteObjects body; raises `InvalidRequest` (MalformedXML)."""
-    root = _root(body, "Delete")
-    entries = [_delete_entry(child) for child in _children(root, "Object")]
+    root = root_of(body, "Delete")
+    entries = [_delete_entry(child) for child in children(root, "Object")]
     if not 1 <= len(entries) <= DELETE_KEYS_MAX:
-        raise _malformed(f"Delete names {len(entries)} objects, from 1 to {DELETE_KEYS_MAX} may")
-    return entries, (_text(root, "Quiet") or "").strip().lower() == "true"
+        raise malformed(f"Delete names {len(entries)} objects, from 1 to {DELETE_KEYS_MAX} may")
+    return entries, (text_of(root, "Quiet") or "").strip().lower() == "true"
 
 
 def parse_complete(body: bytes) -> list[CompletedPart]:
-    """Parts of a CompleteMultipartUpload body, in ascending order.
+    """Parts of a CompleteMultipartUpload body, in ascending order. A part that is named again was
+    sent again, and its last entry counts.
 
     Raises `InvalidRequest`: MalformedXML, or InvalidPartOrder.
     """
-    root = _root(body, "CompleteMultipartUpload")
-    parts = [_completed_part(child) for child in _children(root, "Part")]
+    root = root_of(body, "CompleteMultipartUpload")
+    parts = [_completed_part(child) for child in children(root, "Part")]
     if not 1 <= len(parts) <= PARTS_MAX:
-        raise _malformed(f"{len(parts)} parts are named, from 1 to {PARTS_MAX} may")
+        raise malformed(f"{len(parts)} parts are named, from 1 to {PARTS_MAX} may")
     numbers = [part.part_number for part in parts]
-    if any(first >= second for first, second in itertools.pairwise(numbers)):
+    if any(first > second for first, second in itertools.pairwise(numbers)):
         raise InvalidRequest("the parts are not in ascending order", code="InvalidPartOrder")
-    return parts
+    return list({part.part_number: part for part in parts}.values())
 
 
 def parse_location(body: bytes) -> str:
     """The location constraint of a CreateBucket body; empty where there is none."""
     if not body.strip():
         return ""
-    return (_text(_root(body, "CreateBucketConfiguration"), "LocationConstraint") or "").strip()
+    return (text_of(root_of(body, "CreateBucketConfiguration"), "LocationConstraint") or "").strip()
 
 
 def _delete_entry(child: Element) -> DeleteEntry:
-    key = _text(child, "Key")
+    key = text_of(child, "Key")
     if not key:
-        raise _malformed("an Object of Delete has no Key")
-    return DeleteEntry(key, _text(child, "VersionId"), _text(child, "ETag"))
+        raise malformed("an Object of Delete has no Key")
+    return DeleteEntry(key, text_of(child, "VersionId"), text_of(child, "ETag"))
 
 
 def _completed_part(child: Element) -> CompletedPart:
-    number, etag = (_text(child, "PartNumber") or "").strip(), _text(child, "ETag")
+    number, etag = (text_of(child, "PartNumber") or "").strip(), text_of(child, "ETag")
     if not (number.isascii() and number.isdigit() and len(number) <= PART_NUMBER_DIGITS_MAX):
-        raise _malformed("PartNumber must be a number")
+        raise malformed("PartNumber must be a number")
     if etag is None:
-        raise _malformed("a Part has no ETag")
+        raise malformed("a Part has no ETag")
     checksums = {
-        _local(field).removeprefix("Checksum").lower(): (field.text or "").strip()
+        local_name(field).removeprefix("Checksum").lower(): (field.text or "").strip()
         for field in child
-        if _local(field).startswith("Checksum")
+        if local_name(field).startswith("Checksum")
     }
     return CompletedPart(int(number), etag.strip().strip('"'), checksums)
-
-
-def _root(body: bytes, name: str) -> Element:
-    try:
-        root: Element = fromstring(body, forbid_dtd=True)
-    except (ParseError, DefusedXmlException, ValueError, LookupError, RecursionError) as error:
-        raise _malformed(f"the body must be a {name} document") from error
-    if _local(root) != name:
-        raise _malformed(f"the body must be a {name} document")
-    return root
-
-
-def _local(node: Element) -> str:
-    return node.tag.rpartition("}")[2]
-
-
-def _children(node: Element, name: str) -> Iterator[Element]:
-    return (child for child in node if _local(child) == name)
-
-
-def _text(node: Element, name: str) -> str | None:
-    child = next(_children(node, name), None)
-    return None if child is None else child.text or ""
-
-
-def _malformed(message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="MalformedXML")

@@ -7,17 +7,21 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from objectcache_schemas.errors import AccessDenied, InvalidRequest
+from objectcache_gateway.access.directory import AccessDirectory
+from objectcache_gateway.access.permissions import ROOT, Caller
+from objectcache_schemas.accounts import ROOT_USER, AccessKey, User
+from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable
 
 ACCESS_KEY_VARIABLE = "OBJECTCACHE_ROOT_ACCESS_KEY"
 SECRET_KEY_VARIABLE = "OBJECTCACHE_ROOT_SECRET_KEY"  # noqa: S105 - a variable's name
 FILE_NAME = "root-credentials"
+ROOT_IDENTITY = ROOT_USER  # the owner of what the root key creates, whatever the key is
 FILE_BYTES_MAX = 4096  # two short lines; more is another file
-ROOT_IDENTITY = "root"  # the owner of what the root key creates, whatever the key is
 
 SECRET_CHARS_MIN = 8
 SECRET_CHARS_MAX = 1024
@@ -47,20 +51,63 @@ class RootCredentials:
 
 
 class CredentialStore:
-    """Access keys and who they belong to."""
+    """Access keys and who they belong to: the root key, and those of a directory if there is one.
 
-    def __init__(self, root: RootCredentials) -> None:
+    A key that is disabled, has expired, or whose user is disabled, is one that does not exist.
+    """
+
+    def __init__(
+        self,
+        root: RootCredentials,
+        directory: AccessDirectory | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` gives Unix time."""
         self._root = root
+        self._directory = directory
+        self._clock = clock
+
+    def follow(self, directory: AccessDirectory) -> None:
+        """Believe the keys of this directory from now on."""
+        self._directory = directory
 
     def secret_for(self, access_key: str) -> str | None:
-        """The secret of an access key, or None for one that does not exist."""
-        return self._root.secret_key if access_key == self._root.access_key else None
+        """The secret of an access key, or None for one that does not exist.
+
+        Raises `Unavailable` where the accounts are not known yet.
+        """
+        if access_key == self._root.access_key:
+            return self._root.secret_key
+        if self._directory is not None and not self._directory.is_loaded:
+            raise Unavailable("the accounts are not known yet")
+        found = self._found(access_key)
+        return found[1].secret_key if found else None
+
+    def caller_for(self, access_key: str) -> Caller:
+        """Who the key belongs to, and what that one may do; raises `AccessDenied` for a key that
+        does not exist.
+        """
+        if access_key == self._root.access_key:
+            return ROOT
+        found = self._found(access_key)
+        if found is None:
+            raise AccessDenied("the access key does not exist", code="InvalidAccessKeyId")
+        return Caller.of(*found)
 
     def identity_for(self, access_key: str) -> str:
         """Who the key belongs to; raises `AccessDenied` for one that does not exist."""
-        if access_key != self._root.access_key:
-            raise AccessDenied("the access key does not exist", code="InvalidAccessKeyId")
-        return ROOT_IDENTITY
+        return self.caller_for(access_key).identity
+
+    def _found(self, access_key: str) -> tuple[User, AccessKey] | None:
+        """A key that is in force, and its user."""
+        key = self._directory.key(access_key) if self._directory else None
+        if self._directory is None or key is None:
+            return None
+        user = self._directory.user(key.user)
+        has_expired = key.expires_s is not None and key.expires_s <= self._clock()
+        if user is None or not user.enabled or not key.enabled or has_expired:
+            return None
+        return user, key
 
     def __repr__(self) -> str:
         return f"<CredentialStore root key {self._root.access_key}>"

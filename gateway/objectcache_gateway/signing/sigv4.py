@@ -140,7 +140,7 @@ def authenticate(
     and `Unsupported` for SigV4a.
     """
     claim = read_claim(head)
-    payload, payload_sha256 = _payload(claim.payload_hash)
+    payload, payload_sha256 = payload_mode(claim.payload_hash)
     _check_signed_headers(head, claim)
     secret = secret_for(claim.access_key)
     keys = signing_keys or SigningKeys()
@@ -156,14 +156,10 @@ def authenticate(
             code="SignatureDoesNotMatch",
         )
     keys.keep(secret, claim.day, claim.region, key)
-    chunk_signing = ChunkSigning(claim.signature, key, claim.amz_date, claim.scope)
-    return Authenticated(
-        claim.access_key,
-        payload,
-        payload_sha256,
-        chunk_signing if payload in _CHUNK_SIGNED else None,
-        claim.presigned,
-    )
+    chunk_signing = None
+    if payload in _CHUNK_SIGNED:
+        chunk_signing = ChunkSigning(claim.signature, key, claim.amz_date, claim.scope)
+    return Authenticated(claim.access_key, payload, payload_sha256, chunk_signing, claim.presigned)
 
 
 def derive_signing_key(secret: str, day: str, region: str) -> bytes:
@@ -192,7 +188,11 @@ def _is_signed_with(key: bytes, head: RequestHead, claim: Claim) -> bool:
     return False
 
 
-def _payload(payload_hash: str) -> tuple[Payload, str | None]:
+def payload_mode(payload_hash: str) -> tuple[Payload, str | None]:
+    """What an x-amz-content-sha256 says, and the hash where it is one.
+
+    Raises `InvalidRequest` for what is neither, and `Unsupported` for SigV4a.
+    """
     if _SHA256_HEX.fullmatch(payload_hash):
         return Payload.SIGNED, payload_hash
     if payload_hash in _PAYLOADS:

@@ -42,4 +42,5 @@ def new_recorder(service: Service, request: KvGet | OpenObject) -> DeliveryRecor
         traceparent=request.traceparent,
         path=request.path if isinstance(request, KvGet) else DeliveryPath.S3TCP.value,
         policy=service.policy,
+        reads=service.counts.engine.reads,
     )

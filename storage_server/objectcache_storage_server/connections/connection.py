@@ -7,11 +7,13 @@ import logging
 
 import msgspec
 
+from objectcache_schemas.accounts import ChangeAccounts, ImportAccounts, WatchDirectory
 from objectcache_schemas.engine_status import CheckEngine
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.frames import FrameError
 from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.messages import (
+    CheckPut,
     GatewayRequest,
     Hello,
     KvGet,
@@ -20,8 +22,10 @@ from objectcache_schemas.messages import (
     OpenObject,
     PutObject,
     PutPart,
+    TakeRequests,
     Welcome,
 )
+from objectcache_storage_server.connections.account_requests import serve_change, serve_watch
 from objectcache_storage_server.connections.checks import serve_check
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.gets import serve_kv_get, serve_object
@@ -31,6 +35,7 @@ from objectcache_storage_server.connections.puts import (
     serve_put_object,
     serve_put_part,
 )
+from objectcache_storage_server.connections.quotas import check_put, take_requests
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.connections.staged_targets import serve_lease
 from objectcache_storage_server.service import Service
@@ -48,6 +53,7 @@ class GatewayConnection:
     def __init__(self, service: Service, stream: StreamSocket) -> None:
         self._service = service
         self._stream = stream
+        stream.reads_ahead = True  # one request at a time
         self.idle = True
 
     async def serve(self) -> None:
@@ -87,11 +93,13 @@ class GatewayConnection:
         try:
             await self._dispatch(talk, request)
         except ObjectCacheError as error:
+            self._service.counts.errors.add(error.code)
             await talk.send(error.to_wire())
         except (ConnectionEnded, FrameError, OSError):
             raise
         except Exception:
             logger.exception("%s failed", type(request).__name__)
+            self._service.counts.errors.add(ObjectCacheError.default_code)
             await talk.send(ObjectCacheError("the storage server failed; see its log").to_wire())
             return False
         return not talk.given_up
@@ -113,5 +121,13 @@ class GatewayConnection:
                 await serve_lease(service, talk, request)
             case CheckEngine():
                 await serve_check(service, talk, request)
+            case ChangeAccounts() | ImportAccounts():
+                await serve_change(service, talk, request)
+            case CheckPut():
+                await talk.send(await check_put(service, request))
+            case TakeRequests():
+                await talk.send(await take_requests(service, request))
+            case WatchDirectory():
+                await serve_watch(service, talk, request)
             case _:
                 await talk.send(await service.call(answer, service, request))

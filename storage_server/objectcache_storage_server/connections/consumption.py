@@ -37,6 +37,7 @@ class ConsumptionWatch:
         self._recorder = running.terms.recorder
         self._first_layer = running.delivery.plan.first_layer
         self._end_layer = running.delivery.plan.end_layer
+        self._consumed_end = self._first_layer
         self._session = session
         self._tag = tag
         self._identity = identity
@@ -48,6 +49,7 @@ class ConsumptionWatch:
 
     def _consumed(self, message: LayersConsumed) -> None:
         end_layer = min(message.end_layer, self._end_layer)
+        self._count(end_layer, message)
         self._recorder.layers_consumed(end_layer, time.monotonic())
         if self._delivery is not None:
             # An engine that asks ahead of its GPU, or only copies, says nothing of a window.
@@ -58,6 +60,14 @@ class ConsumptionWatch:
         self._service.windows.learn(self._identity, self._shape, message.compute_s)
         if end_layer == self._end_layer:
             self._forget()
+
+    def _count(self, end_layer: int, message: LayersConsumed) -> None:
+        """Count each layer once, whatever the client says how often."""
+        layers = end_layer - self._consumed_end
+        self._service.counts.layers_consumed(
+            self._identity, layers, message.compute_s, message.waited_s
+        )
+        self._consumed_end = max(self._consumed_end, end_layer)
 
     def _delivery_ended(self) -> None:
         """Nothing is written any more. Of a delivery that is not whole nothing more is heard."""

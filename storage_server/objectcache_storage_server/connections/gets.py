@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import InvalidRequest, NotFound
 from objectcache_schemas.messages import Done, KvGet, ObjectOpened, OpenObject, SendBody
+from objectcache_storage_server.accounts.in_flight import Flight
 from objectcache_storage_server.connections.accounts import new_recorder, recorded
 from objectcache_storage_server.connections.body_gets import (
     body_wish,
@@ -19,6 +20,7 @@ from objectcache_storage_server.connections.body_gets import (
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.prefixes import open_prefix
 from objectcache_storage_server.connections.running import TCP, BodyDelivery, Terms
+from objectcache_storage_server.connections.small_gets import open_small
 from objectcache_storage_server.connections.target_gets import serve_target, start_target
 from objectcache_storage_server.delivery_path import forced_mode, is_body, path_taken
 from objectcache_storage_server.engines.base import OpenObjects
@@ -41,31 +43,50 @@ async def serve_object(service: Service, talk: Conversation, request: OpenObject
     recorder = new_recorder(service, request)
     async with service.entrance.admitted(request.identity, talk.stream.closed_by_peer) as waited_s:
         recorder.queued(waited_s)
-        opened = await service.call_to_open(
-            lambda: service.engine.open_many(request.bucket, [request.key]), OpenObjects.close
-        )
-        with ExitStack() as undo:
-            undo.callback(opened.close)
-            info = opened.infos[0]
-            if info is None:
-                raise NotFound(f"{request.key!r} is not stored", key=request.key)
-            # Memory comes first: once the gateway knows the object it begins to answer.
-            fragment_bytes = service.fragment_bytes(service.storage.fragment_bytes, 0)
-            wish = body_wish(service, info.size_bytes, fragment_bytes)
-            granted_bytes = await wait_for_memory(service, talk, wish, recorder)
-            undo.callback(service.pool.release, granted_bytes)
-            await talk.send(ObjectOpened(info=info))
-            choice = await talk.receive_body_choice()
-            if isinstance(choice, SendBody):
-                undo.pop_all()  # the delivery takes them over
-        if not isinstance(choice, SendBody):
-            await talk.send(Done())
+        small = open_small(service, request, recorder)
+        if small is not None:
+            await talk.send(small)
             return
-        with recorded(service, recorder):
-            body = _start_range(
-                service, opened, choice, recorder, request.identity, fragment_bytes, granted_bytes
-            )
-            await send_body(service, talk, body, choice)
+        async with service.in_flight.flight(
+            request.identity, request.bucket, service.call
+        ) as flight:
+            await _serve_large(service, talk, request, recorder, flight)
+
+
+async def _serve_large(
+    service: Service,
+    talk: Conversation,
+    request: OpenObject,
+    recorder: DeliveryRecorder,
+    flight: Flight,
+) -> None:
+    """An object that is not read at once."""
+    opened = await service.call_to_open(
+        lambda: service.engine.open_many(request.bucket, [request.key]), OpenObjects.close
+    )
+    with ExitStack() as undo:
+        undo.callback(opened.close)
+        info = opened.infos[0]
+        if info is None:
+            raise NotFound(f"{request.key!r} is not stored", key=request.key)
+        # Memory comes first: once the gateway knows the object it begins to answer.
+        fragment_bytes = service.fragment_bytes(service.storage.fragment_bytes, 0)
+        wish = body_wish(service, info.size_bytes, fragment_bytes)
+        flight.add_bytes(min(info.size_bytes, wish.wanted_bytes))
+        granted_bytes = await wait_for_memory(service, talk, wish, recorder)
+        undo.callback(service.pool.release, granted_bytes)
+        await talk.send(ObjectOpened(info=info))
+        choice = await talk.receive_body_choice()
+        if isinstance(choice, SendBody):
+            undo.pop_all()  # the delivery takes them over
+    if not isinstance(choice, SendBody):
+        await talk.send(Done())
+        return
+    with recorded(service, recorder):
+        body = _start_range(
+            service, opened, choice, recorder, request.identity, fragment_bytes, granted_bytes
+        )
+        await send_body(service, talk, body, choice)
 
 
 def _start_range(
@@ -109,9 +130,14 @@ async def serve_kv_get(service: Service, talk: Conversation, request: KvGet) -> 
     recorder = new_recorder(service, request)
     with recorded(service, recorder):
         gone = talk.stream.closed_by_peer
-        async with service.entrance.admitted(request.identity, gone) as waited_s:
+        async with (
+            service.in_flight.flight(
+                request.identity, request.bucket, service.call, deliveries=1
+            ) as flight,
+            service.entrance.admitted(request.identity, gone) as waited_s,
+        ):
             recorder.queued(waited_s)
-            await _serve_prefix(service, talk, request, descriptor, mode, recorder)
+            await _serve_prefix(service, talk, request, descriptor, mode, recorder, flight)
 
 
 async def _serve_prefix(
@@ -121,6 +147,7 @@ async def _serve_prefix(
     descriptor: Descriptor,
     mode: DeliveryMode,
     recorder: DeliveryRecorder,
+    flight: Flight,
 ) -> None:
     opened, window = await service.call_to_open(
         lambda: open_prefix(service, request, descriptor), lambda found: found[0].close()
@@ -131,7 +158,10 @@ async def _serve_prefix(
         plan, terms = _plan(service, opened, descriptor, mode, request, recorder, window)
         if leaves_as_body:
             wish = body_wish(service, plan.payload_bytes, plan.fragment_bytes)
+            flight.add_bytes(min(plan.payload_bytes, wish.wanted_bytes))
             granted_bytes = await wait_for_memory(service, talk, wish, recorder)
+        else:
+            flight.add_bytes(plan.payload_bytes)
     except BaseException:
         opened.close()
         raise

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 import msgspec
 
+from objectcache_schemas.accounts import ExportAccounts
 from objectcache_schemas.engine_status import EngineState, GetEngineStatus
-from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.logs import set_log_level
 from objectcache_schemas.messages import (
     AbortUpload,
-    Bucket,
-    Buckets,
     CompleteUpload,
+    ConfigureBucket,
     CopyObject,
     CopyPart,
     CreateBucket,
@@ -22,32 +22,41 @@ from objectcache_schemas.messages import (
     DeleteBucket,
     DeleteObjects,
     Done,
+    Drain,
     GatewayRequest,
     GetBucket,
     GetHealth,
+    GetMetrics,
+    GetUsage,
     KvMatch,
     ListBuckets,
     ListObjects,
     ListParts,
     ListUploads,
     Matched,
+    Metrics,
     Object,
     ObjectsPinned,
     PinObjects,
+    ReplaceAttributes,
     SessionTicket,
     SetLayout,
+    SetLogLevel,
     SetPolicy,
     StatObject,
     Stored,
-    Upload,
 )
-from objectcache_schemas.records import BucketInfo, BucketPolicy
 from objectcache_schemas.schedule import GetSchedule, SetSchedule
 from objectcache_schemas.traces import GetTraces
-from objectcache_storage_server import multipart
-from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, Engine, StagedPut
+from objectcache_storage_server.connections.account_requests import answer_accounts
+from objectcache_storage_server.connections.buckets import (
+    answer_change,
+    answer_lookup,
+    check_not_hidden,
+)
+from objectcache_storage_server.connections.uploads import answer_upload
+from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, StagedPut
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
-from objectcache_storage_server.engines.bucket_rules import no_such_bucket
 from objectcache_storage_server.listing import list_objects
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tickets import TICKET_LIFE_S
@@ -59,112 +68,72 @@ def answer(service: Service, request: GatewayRequest) -> msgspec.Struct:
     match request:
         case GetHealth():
             return service.health()
-        case CreateBucket():
-            engine.create_bucket(
-                BucketInfo(
-                    name=request.name,
-                    owner=request.owner,
-                    region=request.region,
-                    created_s=time.time(),
-                )
-            )
-            return Done()
-        case GetBucket():
-            return Bucket(info=engine.bucket(request.name))
-        case ListBuckets():
-            return Buckets(buckets=tuple(engine.buckets()))
-        case DeleteBucket():
-            engine.delete_bucket(request.name)
-            multipart.forget_uploads(engine, request.name)
-            return Done()
-        case SetLayout():
-            slice_block_bytes(request.layout.per_layer_chunk_bytes)
-            engine.set_layout(request.bucket, request.layout)
-            return Done()
+        case GetBucket() | ListBuckets() | GetUsage():
+            return answer_lookup(service, request)
+        case CreateBucket() | DeleteBucket() | SetLayout() | SetPolicy() | ConfigureBucket():
+            return answer_change(service, request)
         case StatObject():
             return Object(info=engine.stat(request.bucket, request.key))
         case ListObjects():
-            return list_objects(
-                request,
-                lambda prefix, after, limit: engine.scan(request.bucket, prefix, after, limit),
-            )
+            with engine.scanning(request.bucket) as scan:
+                return list_objects(request, scan)
         case CopyObject():
             return _copy_object(service, request)
+        case ReplaceAttributes():
+            return _replace_attributes(service, request)
         case DeleteObjects():
             engine.delete(request.bucket, request.keys)
             return Done()
         case KvMatch():
-            return Matched(matched=engine.match(request.bucket, request.chunk_keys))
+            matched = engine.match(request.bucket, request.chunk_keys)
+            layout = engine.bucket(request.bucket).layout
+            return Matched(matched=matched, chunk_tokens=layout.chunk_tokens if layout else 0)
         case CreateSession():
             return _create_session(service, request)
-        case GetEngineStatus() | SetPolicy() | PinObjects():
-            return _answer_operator(engine, request)
+        case GetEngineStatus():
+            return EngineState(status=engine.status())
+        case PinObjects():
+            check_not_hidden(request.bucket)
+            return ObjectsPinned(count=engine.pin(request.bucket, request.keys, request.pinned))
         case GetSchedule():
             return service.schedule_state()
         case SetSchedule():
             return service.change_schedule(request)
+        case GetMetrics():
+            return Metrics(text=service.metrics_page.text())
+        case SetLogLevel():
+            set_log_level(request.level)
+            return Done()
+        case Drain():
+            service.entrance.drained = request.draining
+            return Done()
         case GetTraces():
             return service.traces.answer(request, time.monotonic())
-        case _:
-            return _answer_multipart(service, request)
-
-
-def _answer_operator(
-    engine: Engine, request: GetEngineStatus | SetPolicy | PinObjects
-) -> msgspec.Struct:
-    match request:
-        case GetEngineStatus():
-            return EngineState(status=engine.status())
-        case SetPolicy():
-            _check_not_hidden(request.bucket)
-            _check_policy(request.policy)
-            engine.set_policy(request.bucket, request.policy)
-            return Done()
-        case PinObjects():
-            _check_not_hidden(request.bucket)
-            return ObjectsPinned(count=engine.pin(request.bucket, request.keys, request.pinned))
-
-
-def _check_not_hidden(bucket: str) -> None:
-    """The buckets that the server keeps for itself are nobody's to operate."""
-    if bucket.startswith("."):
-        raise no_such_bucket(bucket)
-
-
-def _check_policy(policy: BucketPolicy) -> None:
-    quota_bytes, ttl_s = policy.quota_bytes, policy.ttl_s
-    if quota_bytes is not None and quota_bytes < 1:
-        raise InvalidRequest(f"quota_bytes must be at least 1, got {quota_bytes}; nil is no quota")
-    if ttl_s is not None and not 0 < ttl_s < math.inf:
-        raise InvalidRequest(f"ttl_s must be above 0, got {ttl_s:g}; nil keeps objects forever")
-
-
-def _answer_multipart(service: Service, request: GatewayRequest) -> msgspec.Struct:
-    engine = service.engine
-    match request:
-        case CreateUpload():
-            info = multipart.create_upload(engine, request.bucket, request.key, request.attributes)
-            return Upload(info=info)
-        case CopyPart():
-            return Stored(info=multipart.copy_part(engine, request))
-        case CompleteUpload():
-            bytes_max = service.limits.joined_object_bytes_max
-            return Stored(info=multipart.complete_upload(engine, request, bytes_max))
-        case AbortUpload():
-            name = multipart.UploadName(request.bucket, request.key, request.upload_id)
-            multipart.abort_upload(engine, name)
-            return Done()
-        case ListParts():
-            return multipart.list_parts(engine, request)
-        case ListUploads():
-            return multipart.list_uploads(engine, request)
+        case (
+            CreateUpload()
+            | CopyPart()
+            | CompleteUpload()
+            | AbortUpload()
+            | ListParts()
+            | ListUploads()
+        ):
+            return answer_upload(service, request)
+        case ExportAccounts():
+            return answer_accounts(service, request)
         case _:
             raise AssertionError(f"{type(request).__name__} has a handler of its own")
 
 
 def _copy_object(service: Service, request: CopyObject) -> Stored:
+    bucket = service.engine.bucket(request.bucket)
+    size_bytes = service.engine.stat(request.source_bucket, request.source_key).size_bytes
+    # Where the source changes in between, its ETag does, and nothing is copied.
+    with service.stored.reserving(bucket, 1, size_bytes):
+        return _copy_within(service, request, bucket.layout)
+
+
+def _copy_within(service: Service, request: CopyObject, layout: KvLayout | None) -> Stored:
     engine = service.engine
-    layout = engine.bucket(request.bucket).layout
     block_bytes = (
         slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
     )
@@ -177,6 +146,14 @@ def _copy_object(service: Service, request: CopyObject) -> Stored:
         return Stored(info=engine.commit([put], request.condition)[0].info)
     finally:
         staged.discard()
+
+
+def _replace_attributes(service: Service, request: ReplaceAttributes) -> Object:
+    check_not_hidden(request.bucket)
+    info = service.engine.replace_attributes(
+        request.bucket, request.key, request.etag, request.attributes
+    )
+    return Object(info=info)
 
 
 def _create_session(service: Service, request: CreateSession) -> SessionTicket:

@@ -23,6 +23,7 @@ from objectcache_schemas.messages import (
 from objectcache_schemas.records import Condition
 from objectcache_storage_server import multipart
 from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.quotas import CountedPut, counted_put
 from objectcache_storage_server.connections.target_source import TargetSource
 from objectcache_storage_server.engines.base import (
     CHECKSUM_BLOCK_BYTES,
@@ -33,6 +34,7 @@ from objectcache_storage_server.engines.base import (
     StagedPut,
 )
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.metrics.storage_counts import EXISTING, STORED
 from objectcache_storage_server.service import Service
 
 BUFFER_BYTES = 2 * MIB  # of data received before it is written; two of them take turns
@@ -110,11 +112,20 @@ class Receiver:
 
 async def serve_put_object(service: Service, talk: Conversation, request: PutObject) -> None:
     """`PutObject`: one object."""
-    layout = (await service.call(service.engine.bucket, request.bucket)).layout
-    _check_size(layout, request.size_bytes)
-    committed = await _serve_put(
-        service, talk, request.bucket, request.key, request.size_bytes, layout, request.condition
-    )
+    bucket = await service.call(service.engine.bucket, request.bucket)
+    _check_size(bucket.layout, request.size_bytes)
+    async with counted_put(service, bucket, request.identity, 1, request.size_bytes) as counted:
+        committed = await _serve_put(
+            service,
+            talk,
+            request.bucket,
+            request.key,
+            request.size_bytes,
+            bucket.layout,
+            request.condition,
+            counted,
+            _whole(request),
+        )
     if committed is not None:
         await talk.send(Stored(info=committed.info))
 
@@ -123,10 +134,16 @@ async def serve_put_part(service: Service, talk: Conversation, request: PutPart)
     """`PutPart`: one part of an upload, an object of the storage server's own bucket."""
     upload = multipart.UploadName(request.bucket, request.key, request.upload_id)
     await service.call(multipart.check_upload, service.engine, upload)
+    bucket = await service.call(service.engine.bucket, request.bucket)
     key = multipart.part_key(request.upload_id, request.part_number)
-    committed = await _serve_put(
-        service, talk, multipart.BUCKET, key, request.size_bytes, None, Condition()
-    )
+    async with counted_put(service, bucket, request.identity, 0, request.size_bytes) as counted:
+        committed = await _serve_put(
+            service, talk, multipart.BUCKET, key, request.size_bytes, None, Condition(), counted
+        )
+        if committed is not None:
+            service.stored.part_stored(
+                request.bucket, request.upload_id, request.part_number, committed.info.size_bytes
+            )
     if committed is not None:
         await talk.send(Stored(info=committed.info))
 
@@ -139,8 +156,12 @@ async def _serve_put(
     size_bytes: int | None,
     layout: KvLayout | None,
     condition: Condition,
+    counted: CountedPut,
+    whole: tuple[bytes, CommitPut] | None = None,
 ) -> Committed | None:
-    """Receive one object and commit it; None where the gateway aborted."""
+    """Receive one object, unless it is there as a `whole`, and commit it; None where the gateway
+    aborted.
+    """
     # A put of unknown length is counted as the largest it may become.
     unknown_max = min(service.limits.object_bytes_max, service.storage.put_staging_bytes_max)
     bytes_max = unknown_max if size_bytes is None else size_bytes
@@ -153,6 +174,15 @@ async def _serve_put(
     block_bytes = (
         slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
     )
+    if whole is not None:
+        service.admit_put(bytes_max)
+        try:
+            await counted.confirm(bytes_max)
+            return await service.call(
+                _store, service, bucket, key, block_bytes, whole[0], whole[1], condition
+            )
+        finally:
+            service.end_put(bytes_max)
     if size_bytes is not None:
         await service.call(service.engine.check_room, size_bytes)
     service.admit_put(bytes_max)
@@ -165,12 +195,46 @@ async def _serve_put(
             return None
         received_bytes, commit = end
         _check_size(layout, received_bytes)
+        await counted.confirm(received_bytes)
         put = StagedPut(staged, commit.etag, commit.attributes)
         return (await service.call(service.engine.commit, [put], condition))[0]
     finally:
         if staged is not None:
             await service.call(staged.discard)
         service.end_put(bytes_max)
+
+
+def _whole(request: PutObject) -> tuple[bytes, CommitPut] | None:
+    """The data and the commit, where both came with the request. Raises `InvalidRequest`."""
+    if request.data is None or request.commit is None:
+        return None
+    if request.size_bytes != len(request.data):
+        raise InvalidRequest(
+            f"the put has {len(request.data)} bytes of data, size_bytes is {request.size_bytes}",
+            code="IncompleteBody",
+        )
+    return request.data, request.commit
+
+
+def _store(
+    service: Service,
+    bucket: str,
+    key: str,
+    block_bytes: int,
+    data: bytes,
+    commit: CommitPut,
+    condition: Condition,
+) -> Committed:
+    """A whole put, in one call of a worker thread: a call for each step costs more than they do."""
+    engine = service.engine
+    engine.check_room(len(data))
+    staged = engine.stage(bucket, key, block_bytes)
+    try:
+        if data:
+            staged.write_at(0, memoryview(data))
+        return engine.commit([StagedPut(staged, commit.etag, commit.attributes)], condition)[0]
+    finally:
+        staged.discard()
 
 
 async def _receive_all(
@@ -205,9 +269,9 @@ async def serve_kv_put(service: Service, talk: Conversation, request: KvPut) -> 
     """`KvPut`: all chunks of a descriptor, visible together."""
     descriptor = Descriptor.from_bytes(request.descriptor, service.limits, of_put=True)
     _check_put(service, descriptor)
-    layout = (await service.call(service.engine.bucket, request.bucket)).layout
-    if layout is not None:
-        descriptor.check_layout(layout)
+    bucket = await service.call(service.engine.bucket, request.bucket)
+    if bucket.layout is not None:
+        descriptor.check_layout(bucket.layout)
     shape = PrefixShape(
         descriptor.chunk_keys,
         descriptor.num_layers,
@@ -216,6 +280,22 @@ async def serve_kv_put(service: Service, talk: Conversation, request: KvPut) -> 
         parent_key=descriptor.parent_key,
     )
     await service.call(service.engine.check_room, shape.total_bytes)
+    chunk_count = len(shape.keys)
+    async with counted_put(
+        service, bucket, request.identity, chunk_count, shape.total_bytes
+    ) as counted:
+        await _store_chunks(service, talk, request, descriptor, shape, counted)
+
+
+async def _store_chunks(
+    service: Service,
+    talk: Conversation,
+    request: KvPut,
+    descriptor: Descriptor,
+    shape: PrefixShape,
+    counted: CountedPut,
+) -> None:
+    """Take the payload and commit it."""
     service.admit_put(shape.total_bytes)
     prefix: StagedPrefix | None = None
     source: TargetSource | None = None
@@ -227,9 +307,12 @@ async def serve_kv_put(service: Service, talk: Conversation, request: KvPut) -> 
             await source.write_all(talk, prefix)
         elif not await _receive_prefix(service, talk, prefix, shape):
             return
+        await counted.confirm(shape.total_bytes)
         puts = [StagedPut(staged, "") for staged in prefix.staged]
         committed = await service.call(service.engine.commit, puts, Condition(immutable=True))
         existing = sum(one.existed for one in committed)
+        service.counts.put_chunks.add(EXISTING, existing)
+        service.counts.put_chunks.add(STORED, len(committed) - existing)
         await talk.send(KvStored(stored=len(committed) - existing, existing=existing))
     finally:
         if source is not None:

@@ -7,10 +7,19 @@ import contextlib
 import logging
 import os
 import socket as sockets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
+from objectcache_schemas import tls_tunnel
 from objectcache_schemas.errors import InvalidRequest, Unavailable
+from objectcache_schemas.listening import HostPort, open_listeners, port_of
+from objectcache_schemas.settings import Settings
+from objectcache_schemas.tls import (
+    ReloadingContext,
+    certificate_files,
+    keep_reloading,
+    mutual_server_context,
+)
 from objectcache_storage_server.connections.connection import GatewayConnection
 from objectcache_storage_server.connections.sessions import SessionServer
 from objectcache_storage_server.connections.sockets import StreamSocket
@@ -18,6 +27,7 @@ from objectcache_storage_server.service import Service
 
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un, less its closing NUL
 BACKLOG = 1024
+TUNNELS_TIMEOUT_S = 5.0
 CLIENTS_PER_SESSION_MAX = 2  # connections to the target socket, joined or not
 
 logger = logging.getLogger("objectcache.storage_server.server")
@@ -35,16 +45,43 @@ class StorageServer:
         self._clients: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Task[None]] = []
         self._paths: list[Path] = []
+        self._context: ReloadingContext | None = None
+        self._handshakes = 0
+        self._tunnels: set[asyncio.Future[None]] = set()
 
     async def start(self) -> None:
-        """Bind both sockets. Raises `InvalidRequest` for a path that is too long, `Unavailable`
-        where it cannot be bound.
+        """Bind both sockets, and storage.listen where it is set. Raises `InvalidRequest` for a path
+        that is too long or certificates that are none, `Unavailable` where one cannot be bound.
         """
         settings = self._service.settings
         settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         storage = settings.storage
         self._listen(settings.storage_socket, 0o600, self._serve_gateway)
         self._listen(settings.target_socket, int(storage.target_socket_mode, 8), self._serve_client)
+        if storage.listen:
+            self._listen_remote(settings)
+
+    def _listen_remote(self, settings: Settings) -> None:
+        """Take gateways of other hosts, which show a certificate of server.tls_ca."""
+        server = settings.server
+        if not server.tls_certificate or not server.tls_ca:
+            raise InvalidRequest(
+                "storage.listen is set, so server.tls_certificate and server.tls_ca must be, too: "
+                "between hosts both sides show a certificate"
+            )
+        address = HostPort.parse("storage.listen", settings.storage.listen)
+        files = certificate_files("server", server.tls_certificate, server.tls_key, server.tls_ca)
+        self._context = mutual_server_context(files)
+        for listener in open_listeners(address):
+            logger.info("gateways of other hosts: port %d, mutual TLS", port_of(listener))
+            self._listeners.append(asyncio.create_task(self._accept_remote(listener)))
+        reloading = keep_reloading([self._context], settings.gateway.tls_reload_s)
+        self._listeners.append(asyncio.create_task(reloading))
+
+    def reload_certificate(self) -> None:
+        """Read the certificate files again, where there are any."""
+        if self._context is not None:
+            self._context.reload()
 
     def _listen(
         self, path: Path, mode: int, serve: Callable[[StreamSocket], Awaitable[None]]
@@ -70,24 +107,42 @@ class StorageServer:
         self._paths.append(path)
         self._listeners.append(asyncio.create_task(self._accept(listener, serve)))
 
+    async def _accept_remote(self, listener: sockets.socket) -> None:
+        async for connected in _connections(listener):
+            if self._handshakes >= self._service.storage.connections_max:
+                connected.close()
+            else:
+                asyncio.create_task(self._serve_remote(connected))  # noqa: RUF006 - kept below
+
+    async def _serve_remote(self, connected: sockets.socket) -> None:
+        """Serve a gateway once it has shown its certificate."""
+        assert self._context is not None
+        self._handshakes += 1
+        try:
+            plain, ended = await tls_tunnel.accept(connected, self._context)
+        except (OSError, TimeoutError) as error:
+            logger.warning("no gateway at storage.listen: %s", error or "it took too long")
+            return
+        finally:
+            self._handshakes -= 1
+        self._tunnels.add(ended)
+        ended.add_done_callback(self._tunnels.discard)
+        await self._serve(plain, self._serve_gateway, passes_descriptors=False)
+
     async def _accept(
         self, listener: sockets.socket, serve: Callable[[StreamSocket], Awaitable[None]]
     ) -> None:
-        loop = asyncio.get_running_loop()
-        with listener:
-            while True:
-                try:
-                    connected, _ = await loop.sock_accept(listener)
-                except OSError as error:  # out of file descriptors: wait for some to be closed
-                    logger.error("cannot accept: %s", error)
-                    await asyncio.sleep(0.1)
-                    continue
-                asyncio.create_task(self._serve(connected, serve))  # noqa: RUF006 - kept below
+        async for connected in _connections(listener):
+            asyncio.create_task(self._serve(connected, serve))  # noqa: RUF006 - kept below
 
     async def _serve(
-        self, connected: sockets.socket, serve: Callable[[StreamSocket], Awaitable[None]]
+        self,
+        connected: sockets.socket,
+        serve: Callable[[StreamSocket], Awaitable[None]],
+        *,
+        passes_descriptors: bool = True,
     ) -> None:
-        stream = StreamSocket(connected)
+        stream = StreamSocket(connected, passes_descriptors=passes_descriptors)
         try:
             await serve(stream)
         except Exception:
@@ -107,9 +162,11 @@ class StorageServer:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = connection
+        self._service.counts.gateway_connections += 1
         try:
             await connection.serve()
         finally:
+            self._service.counts.gateway_connections -= 1
             del self._connections[task]
 
     async def _serve_client(self, stream: StreamSocket) -> None:
@@ -118,9 +175,11 @@ class StorageServer:
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
+        self._service.counts.client_connections += 1
         try:
             await self._sessions.serve(stream)
         finally:
+            self._service.counts.client_connections -= 1
             self._clients.discard(task)
 
     async def drain(self, timeout_s: float) -> None:
@@ -140,3 +199,19 @@ class StorageServer:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+        if self._tunnels:  # what was sent to other hosts is still on its way through this process
+            await asyncio.wait(set(self._tunnels), timeout=TUNNELS_TIMEOUT_S)
+
+
+async def _connections(listener: sockets.socket) -> AsyncGenerator[sockets.socket]:
+    """Connections as they come; owns `listener`."""
+    loop = asyncio.get_running_loop()
+    with listener:
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of file descriptors: wait for some to be closed
+                logger.error("cannot accept: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            yield connected

@@ -30,9 +30,11 @@ from objectcache_storage_server.targets import Target, TargetOwner, TargetRegist
 from objectcache_storage_server.tickets import TicketBook
 
 JOIN_TIMEOUT_S = 10.0
+REQUEST_BYTES_MAX = 64 << 10  # far above every request; a client that has not joined may send one
 UNSENT_BYTES_MAX = 1 << 20  # events a client has not taken; a client that far behind is gone
 CONSUMPTIONS_WATCHED_MAX = 4096  # of one session; the deliveries past it are served without
 COMPUTE_S_MAX = 3600.0  # of one layer
+WAITED_S_MAX = 86400.0
 
 logger = logging.getLogger("objectcache.storage_server.sessions")
 _DECODER = msgspec.msgpack.Decoder(TargetRequest)
@@ -269,13 +271,15 @@ class SessionServer:
 
 def is_plausible(consumed: LayersConsumed) -> bool:
     """Whether the numbers can be a delivery's. No NaN is: it compares as false."""
-    return consumed.end_layer >= 0 and 0 <= consumed.compute_s <= COMPUTE_S_MAX
+    waited_s = consumed.waited_s or 0.0
+    are_times = 0 <= consumed.compute_s <= COMPUTE_S_MAX and 0 <= waited_s <= WAITED_S_MAX
+    return consumed.end_layer >= 0 and are_times
 
 
 async def _receive(socket: StreamSocket) -> TargetRequest:
     """The next request; raises `InvalidRequest` for a frame that holds none."""
     try:
-        return await socket.receive_frame(_DECODER)
+        return await socket.receive_frame(_DECODER, REQUEST_BYTES_MAX)
     except FrameError as error:
         raise InvalidRequest(f"not a message of the target socket: {error}") from error
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from objectcache_schemas.errors import ObjectCacheError, Unsupported
 from objectcache_schemas.frames import (
     DATA_FRAME_BYTES_MAX,
     LENGTH,
@@ -26,6 +27,8 @@ from objectcache_schemas.frames import (
 
 T = TypeVar("T")
 
+RECEIVE_BYTES = 16 << 10  # above nearly all messages; what is larger is hardly copied twice
+
 _ANCILLARY_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
@@ -34,13 +37,26 @@ class ConnectionEnded(Exception):
 
 
 class StreamSocket:
-    """Owns a connected socket. One task receives and one sends at a time."""
+    """Owns a connected socket. One task receives and one sends at a time.
 
-    def __init__(self, connected: socket.socket) -> None:
+    With `reads_ahead` what arrives is taken in pieces of up to RECEIVE_BYTES, so that a small frame
+    costs one call of the system; larger ones go straight to the caller's memory. It is for peers
+    that wait for an answer after every descriptor: of several frames that were taken together,
+    nobody could tell whose a descriptor is. The loop watches the socket from one wait to the next,
+    which spares two calls a request.
+    """
+
+    reads_ahead = False
+
+    def __init__(self, connected: socket.socket, *, passes_descriptors: bool = True) -> None:
         connected.setblocking(False)
+        self._passes_descriptors = passes_descriptors
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._descriptors: list[int] = []
+        self._received = memoryview(b"")  # what was taken and nobody has asked for yet
+        self._reader: asyncio.Future[None] | None = None  # of whoever waits for something to read
+        self.is_watched = False  # by the loop, for what arrives
 
     async def _ready(self, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
         future = self._loop.create_future()
@@ -55,7 +71,29 @@ class StreamSocket:
 
     async def readable(self) -> None:
         """Wait until something arrived, or the peer has closed."""
-        await self._ready(self._loop.add_reader, self._loop.remove_reader)
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            raise ConnectionEnded
+        reader = self._reader = self._loop.create_future()
+        if not self.is_watched:
+            self._loop.add_reader(descriptor, self._on_readable)
+            self.is_watched = True
+        try:
+            await reader
+        finally:
+            if self._reader is reader:
+                self._reader = None
+
+    def _on_readable(self) -> None:
+        if self._reader is None:
+            self._unwatch()  # nobody takes it, and the loop would call again and again
+        elif not self._reader.done():
+            self._reader.set_result(None)
+
+    def _unwatch(self) -> None:
+        if self.is_watched:
+            self.is_watched = False
+            self._loop.remove_reader(self._socket.fileno())
 
     async def writable(self) -> None:
         """Wait until bytes can be sent."""
@@ -64,17 +102,44 @@ class StreamSocket:
     async def receive_into(self, view: memoryview) -> None:
         """Fill `view`. Raises `ConnectionEnded` if the peer closes before."""
         while view:
+            if self._received:
+                count = min(len(view), len(self._received))
+                view[:count] = self._received[:count]
+                self._received = self._received[count:]
+            elif self.reads_ahead and len(view) < RECEIVE_BYTES:
+                await self._take_piece()
+                continue
+            else:
+                count = await self._receive_straight(view)
+            view = view[count:]
+
+    async def _take_piece(self) -> None:
+        while True:
             try:
-                count, ancillary, _, _ = self._socket.recvmsg_into([view], _ANCILLARY_BYTES)
+                data, ancillary, _, _ = self._socket.recvmsg(RECEIVE_BYTES, _ANCILLARY_BYTES)
+                break
             except BlockingIOError:
                 await self.readable()
-                continue
             except ConnectionError as error:
                 raise ConnectionEnded from error
-            self._keep_descriptors(ancillary)
-            if count == 0:
-                raise ConnectionEnded
-            view = view[count:]
+        self._keep_descriptors(ancillary)
+        if not data:
+            raise ConnectionEnded
+        self._received = memoryview(data)
+
+    async def _receive_straight(self, view: memoryview) -> int:
+        while True:
+            try:
+                count, ancillary, _, _ = self._socket.recvmsg_into([view], _ANCILLARY_BYTES)
+                break
+            except BlockingIOError:
+                await self.readable()
+            except ConnectionError as error:
+                raise ConnectionEnded from error
+        self._keep_descriptors(ancillary)
+        if not count:
+            raise ConnectionEnded
+        return count
 
     def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         for level, kind, data in ancillary:
@@ -89,13 +154,20 @@ class StreamSocket:
         """The file descriptor that came with the last frame; the caller owns it."""
         return self._descriptors.pop() if self._descriptors else None
 
-    async def receive_frame(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    async def receive_frame(
+        self, decoder: msgspec.msgpack.Decoder[T], bytes_max: int = MESSAGE_BYTES_MAX
+    ) -> T:
         """One message. Raises `ConnectionEnded`, or `FrameError` if it is none."""
-        data = bytearray(await self.receive_length(MESSAGE_BYTES_MAX))
+        data = bytearray(await self.receive_length(bytes_max))
         await self.receive_into(memoryview(data))
         try:
             return decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            RecursionError,
+            ObjectCacheError,  # a record in it that checks itself
+        ) as error:
             raise FrameError(str(error)) from error
 
     async def receive_length(self, bytes_max: int = DATA_FRAME_BYTES_MAX) -> int:
@@ -109,7 +181,15 @@ class StreamSocket:
         await self.send_all(memoryview(encode_frame(message)))
 
     async def send_frame_with(self, message: msgspec.Struct, descriptor: int) -> None:
-        """Send one message, with a file descriptor beside it; the caller keeps the descriptor."""
+        """Send one message, with a file descriptor beside it; the caller keeps the descriptor.
+
+        Raises `Unsupported` where the peer is on another host.
+        """
+        if not self._passes_descriptors:
+            raise Unsupported(
+                "a target's memory can be passed only to a gateway on the storage server's host; "
+                "have the bytes delivered in the body"
+            )
         frame = memoryview(encode_frame(message))
         while True:
             try:
@@ -136,7 +216,7 @@ class StreamSocket:
 
     async def closed_by_peer(self) -> None:
         """Return when the peer has closed, or sent something out of turn."""
-        while True:
+        while not self._received:
             await self.readable()
             try:
                 self._socket.recv(1, socket.MSG_PEEK)
@@ -151,6 +231,7 @@ class StreamSocket:
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
+        self._unwatch()
         self._socket.close()
 
     def __repr__(self) -> str:

@@ -10,8 +10,9 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -21,6 +22,7 @@ from objectcache_schemas.errors import NotFound, PreconditionFailed, Unsupported
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import (
+    BucketConfiguration,
     BucketInfo,
     BucketPolicy,
     Condition,
@@ -101,6 +103,13 @@ class Committed(NamedTuple):
 
     info: ObjectInfo
     existed: bool
+
+
+class BucketTotals(NamedTuple):
+    """What a bucket holds."""
+
+    object_count: int
+    stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +276,14 @@ class Engine(ABC):
         if policy != BucketPolicy():
             raise Unsupported(f"engine {self.capabilities.name} has no bucket policies; local has")
 
+    @abstractmethod
+    def configure_bucket(self, name: str, configuration: BucketConfiguration) -> None:
+        """Replace a bucket's configuration, durably. The engine keeps it and does not act on it."""
+
+    @abstractmethod
+    def usage(self, name: str) -> BucketTotals:
+        """What a bucket holds, from counters: work does not grow with the bucket."""
+
     # --- writing ---
 
     @abstractmethod
@@ -281,6 +298,22 @@ class Engine(ABC):
         An engine that lays neighbours out together overrides it.
         """
         return _StagedApart(self, bucket, shape)
+
+    def stage_joined(
+        self,
+        bucket: str,
+        key: str,
+        source_bucket: str,
+        sources: Sequence[ObjectInfo],
+        checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES,
+    ) -> Staged | None:
+        """An object of the bytes of others, one after the other, without a copy; None where this
+        engine, or what it stored them as, needs one.
+
+        The commit takes the bytes over: the sources are gone when it is visible. It raises
+        `InvalidRequest` (InvalidPart) where one of them is no longer what `sources` says.
+        """
+        return None
 
     @abstractmethod
     def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
@@ -297,8 +330,25 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def replace_attributes(
+        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+    ) -> ObjectInfo:
+        """Replace what is stored beside an object's bytes, durably; also of an immutable object.
+
+        Bytes, ETag and time stay. Raises `NotFound` (NoSuchKey), and `PreconditionFailed` where the
+        object's ETag is not `etag`; an empty one is any.
+        """
+
+    @abstractmethod
     def delete(self, bucket: str, keys: Sequence[str]) -> int:
         """Delete what is stored of `keys`, durably, and count it. Open objects stay readable."""
+
+    @abstractmethod
+    def expire(self, bucket: str, infos: Sequence[ObjectInfo]) -> BucketTotals:
+        """Delete those objects that are still what `infos` says, durably; returns what went.
+
+        What was put, tagged or pinned meanwhile stays, and so does all that an operator pinned.
+        """
 
     # --- reading ---
 
@@ -319,11 +369,30 @@ class Engine(ABC):
         `are_prefix`: each key is the chunk before the next, which an engine may learn from.
         """
 
+    def read_small(
+        self, bucket: str, key: str, size_bytes_max: int
+    ) -> tuple[ObjectInfo, bytes] | None:
+        """A whole object that can be had without waiting for the device, verified as ever.
+
+        None where it is larger or is not in memory: `open_many` then says more. For an event loop,
+        which must not wait. Raises `NotFound`, also NoSuchKey.
+        """
+        return None
+
     @abstractmethod
     def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
         """Objects with the prefix and a key greater than `start_after`, by UTF-8 bytes of the key,
         at most `limit`.
         """
+
+    @contextlib.contextmanager
+    def scanning(
+        self, bucket: str
+    ) -> Generator[Callable[[str, str, int], list[ObjectInfo]], None, None]:
+        """`scan` of one bucket, for several calls; an engine that can sees the same commits in all
+        of them.
+        """
+        yield lambda prefix, start_after, limit: self.scan(bucket, prefix, start_after, limit)
 
     # --- the engine itself ---
 
@@ -338,6 +407,12 @@ class Engine(ABC):
     def status(self) -> EngineStatus:
         """What the admin view shows."""
         return EngineStatus(engine=self.capabilities.name)
+
+    def totals(self) -> EngineStatus:
+        """The same for metrics, which are asked for often: without what work that grows with the
+        number of objects would tell.
+        """
+        return self.status()
 
     def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
         """Compare every stored object with its checksums, and the index with the space it names.

@@ -35,6 +35,8 @@ def judge(
         if existing is None:
             raise NotFound(f"{key!r} is not stored", key=key)
         check_etag(existing, condition.etag)
+    if existing is not None and condition.not_etag == existing.etag:
+        raise PreconditionFailed(f"the ETag of {key!r} is {existing.etag}", key=key)
     if existing is None or not is_immutable:
         return Verdict.STORE
     if holds_same_bytes():

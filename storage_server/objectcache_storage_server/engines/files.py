@@ -21,6 +21,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,10 +30,17 @@ import msgspec
 from objectcache_schemas.engine_status import EngineStatus
 from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.records import BucketInfo, Condition, ObjectInfo
+from objectcache_schemas.records import (
+    BucketConfiguration,
+    BucketInfo,
+    Condition,
+    ObjectAttributes,
+    ObjectInfo,
+)
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,
+    BucketTotals,
     Committed,
     Engine,
     EngineCapabilities,
@@ -41,6 +49,7 @@ from objectcache_storage_server.engines.base import (
     Read,
     Staged,
     StagedPut,
+    check_etag,
 )
 from objectcache_storage_server.engines.block_checksums import block_checksum
 from objectcache_storage_server.engines.bucket_rules import (
@@ -193,6 +202,16 @@ class FilesEngine(Engine):
                 bucket.number, msgspec.structs.replace(bucket.info, layout=layout)
             )
 
+    def configure_bucket(self, name: str, configuration: BucketConfiguration) -> None:
+        with self._index.writing() as change:
+            bucket = change.bucket(name)
+            changed = msgspec.structs.replace(bucket.info, configuration=configuration)
+            change.replace_bucket(bucket.number, changed)
+
+    def usage(self, name: str) -> BucketTotals:
+        with self._index.reading() as view:
+            return view.totals(view.bucket(name).number)
+
     # --- writing ---
 
     def stage(
@@ -228,19 +247,47 @@ class FilesEngine(Engine):
         self._remove_files(commit.replaced_ids)
         return committed
 
+    def replace_attributes(
+        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+    ) -> ObjectInfo:
+        number = self._bucket_row(bucket).number
+        with self._cache.changing(number, [key]), self._index.writing() as change:
+            version = change.versions(number, [key]).get(key)
+            if version is None:
+                raise no_such_key(key)
+            check_etag(version.info, etag)
+            info = msgspec.structs.replace(version.info, attributes=attributes)
+            change.add([replace(version, info=info)])
+            return info
+
     def delete(self, bucket: str, keys: Sequence[str]) -> int:
         number = self._bucket_row(bucket).number
         return sum(
-            self._delete(number, keys[begin : begin + DELETE_KEYS])
+            len(self._delete(number, keys[begin : begin + DELETE_KEYS]))
             for begin in range(0, len(keys), DELETE_KEYS)
         )
 
-    def _delete(self, bucket_number: int, keys: Sequence[str]) -> int:
+    def expire(self, bucket: str, infos: Sequence[ObjectInfo]) -> BucketTotals:
+        number = self._bucket_row(bucket).number
+        seen = {info.key: info for info in infos}
+        keys = list(seen)
+        gone: list[Version] = []
+        for begin in range(0, len(keys), DELETE_KEYS):
+            some = keys[begin : begin + DELETE_KEYS]
+            gone += self._delete(number, some, lambda found: found.info == seen[found.info.key])
+        return BucketTotals(len(gone), sum(version.info.size_bytes for version in gone))
+
+    def _delete(
+        self,
+        bucket_number: int,
+        keys: Sequence[str],
+        is_wanted: Callable[[Version], bool] = lambda version: True,
+    ) -> list[Version]:
         with self._cache.changing(bucket_number, keys):
-            deleted = self._index.delete(bucket_number, keys)
+            deleted = self._index.delete(bucket_number, keys, is_wanted)
         self._remove_files(version.object_id for version in deleted)
         self._index.refill_reserve()
-        return len(deleted)
+        return deleted
 
     # --- reading ---
 

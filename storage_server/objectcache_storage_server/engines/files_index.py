@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import BucketInfo, ObjectInfo
+from objectcache_storage_server.engines.base import BucketTotals
 from objectcache_storage_server.engines.bucket_rules import no_such_bucket
 from objectcache_storage_server.engines.index_records import (
     BucketRow,
@@ -62,6 +63,38 @@ CREATE TABLE objects (
     PRIMARY KEY (bucket, key)
 ) WITHOUT ROWID;
 """
+# Totals follow the rows whoever changes them, within the same transaction. What an insert replaces
+# is subtracted before it, as no delete trigger runs for it.
+_USAGE_SCHEMA = """
+CREATE TABLE usage (
+    bucket INTEGER PRIMARY KEY,
+    object_count INTEGER NOT NULL,
+    stored_bytes INTEGER NOT NULL
+);
+CREATE TRIGGER usage_before_insert BEFORE INSERT ON objects BEGIN
+    INSERT INTO usage SELECT NEW.bucket, 0, 0
+        WHERE NOT EXISTS (SELECT 1 FROM usage WHERE bucket = NEW.bucket);
+    UPDATE usage SET
+        object_count = object_count - 1,
+        stored_bytes = stored_bytes
+            - (SELECT size_bytes FROM objects WHERE bucket = NEW.bucket AND key = NEW.key)
+        WHERE bucket = NEW.bucket
+            AND EXISTS (SELECT 1 FROM objects WHERE bucket = NEW.bucket AND key = NEW.key);
+END;
+CREATE TRIGGER usage_after_insert AFTER INSERT ON objects BEGIN
+    UPDATE usage SET
+        object_count = object_count + 1, stored_bytes = stored_bytes + NEW.size_bytes
+        WHERE bucket = NEW.bucket;
+END;
+CREATE TRIGGER usage_after_delete AFTER DELETE ON objects BEGIN
+    UPDATE usage SET
+        object_count = object_count - 1, stored_bytes = stored_bytes - OLD.size_bytes
+        WHERE bucket = OLD.bucket;
+END;
+INSERT INTO usage SELECT bucket, COUNT(*), SUM(size_bytes) FROM objects GROUP BY bucket;
+"""
+_SELECT_TOTALS = "SELECT object_count, stored_bytes FROM usage WHERE bucket = ?"
+_SELECT_USAGE_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'usage'"
 _SELECT_BUCKET = "SELECT id, info FROM buckets WHERE name = ?"
 _KEY_MARKS = ", ".join("?" * LOOKUP_KEYS)
 _SELECT_VERSIONS = (
@@ -142,14 +175,16 @@ class FilesIndex:
         for key in change.dropped_keys:
             self._on_damage(key, "its index row does not match its checksum")
 
-    def delete(self, bucket_number: int, keys: Sequence[str]) -> list[Version]:
-        """Delete what is stored of `keys` in one transaction, and return it.
+    def delete(
+        self, bucket_number: int, keys: Sequence[str], is_wanted: Callable[[Version], bool]
+    ) -> list[Version]:
+        """Delete what is wanted of what is stored of `keys` in one transaction, and return it.
 
         Works on a full device, from a reserve; raises `StorageFull` only when that is used up.
         """
 
         def change_index(change: IndexChange) -> list[Version]:
-            versions = list(change.versions(bucket_number, keys).values())
+            versions = list(filter(is_wanted, change.versions(bucket_number, keys).values()))
             change.delete(version.name for version in versions)
             return versions
 
@@ -186,6 +221,9 @@ class FilesIndex:
             )
         elif version != SCHEMA_VERSION:
             raise Unavailable(f"{self._path} has format {version}, not {SCHEMA_VERSION}")
+        if self._writer.execute(_SELECT_USAGE_TABLE).fetchone() is None:
+            # Also in a store that was written before there were totals: it is counted here, once.
+            self._writer.executescript(f"BEGIN; {_USAGE_SCHEMA} COMMIT;")
 
     @contextlib.contextmanager
     def _translated(self, operation: str) -> Generator[None, None, None]:
@@ -282,6 +320,11 @@ class IndexView:
         ).fetchone()
         return row is None
 
+    def totals(self, bucket_number: int) -> BucketTotals:
+        """What the bucket holds, as it is counted with every change."""
+        row = self._connection.execute(_SELECT_TOTALS, (bucket_number,)).fetchone()
+        return BucketTotals(0, 0) if row is None else BucketTotals(*row)
+
     def file_sizes(self) -> Iterator[tuple[VersionName, int]]:
         """Every version, and the size in bytes of its file."""
         for bucket_number, key, object_id, size_bytes in self._connection.execute(_SELECT_FILES):
@@ -329,6 +372,7 @@ class IndexChange(IndexView):
     def remove_bucket(self, bucket_number: int) -> None:
         """Remove a bucket that holds no objects."""
         self._connection.execute("DELETE FROM buckets WHERE id = ?", (bucket_number,))
+        self._connection.execute("DELETE FROM usage WHERE bucket = ?", (bucket_number,))
 
     def key_of_other_size(self, bucket_number: int, size_bytes: int) -> str | None:
         """Any key whose object has another size."""

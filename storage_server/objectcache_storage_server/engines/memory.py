@@ -14,10 +14,17 @@ from sortedcontainers import SortedDict
 
 from objectcache_schemas.engine_status import EngineStatus
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.records import BucketInfo, Condition, ObjectInfo
+from objectcache_schemas.records import (
+    BucketConfiguration,
+    BucketInfo,
+    Condition,
+    ObjectAttributes,
+    ObjectInfo,
+)
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,
+    BucketTotals,
     Committed,
     Engine,
     EngineCapabilities,
@@ -26,6 +33,7 @@ from objectcache_storage_server.engines.base import (
     Read,
     Staged,
     StagedPut,
+    check_etag,
 )
 from objectcache_storage_server.engines.block_checksums import (
     block_checksums,
@@ -58,6 +66,20 @@ class _Object:
 class _Bucket:
     info: BucketInfo
     objects: Any = field(default_factory=SortedDict)  # str to _Object; code points sort as UTF-8
+    stored_bytes: int = 0
+
+    def store(self, new: _Object) -> None:
+        """Put an object in place of what is stored under its key."""
+        self.remove(new.info.key)
+        self.objects[new.info.key] = new
+        self.stored_bytes += new.info.size_bytes
+
+    def remove(self, key: str) -> bool:
+        """Let go of what is stored under a key; whether there was anything."""
+        stored: _Object | None = self.objects.pop(key, None)
+        if stored is not None:
+            self.stored_bytes -= stored.info.size_bytes
+        return stored is not None
 
 
 class MemoryStaged(Staged):
@@ -163,6 +185,16 @@ class MemoryEngine(Engine):
             check_layout_change(bucket.info, layout, misfit.key if misfit else None)
             bucket.info = msgspec.structs.replace(bucket.info, layout=layout)
 
+    def configure_bucket(self, name: str, configuration: BucketConfiguration) -> None:
+        with self._lock:
+            bucket = self._find(name)
+            bucket.info = msgspec.structs.replace(bucket.info, configuration=configuration)
+
+    def usage(self, name: str) -> BucketTotals:
+        with self._lock:
+            bucket = self._find(name)
+            return BucketTotals(len(bucket.objects), bucket.stored_bytes)
+
     def stage(
         self, bucket: str, key: str, checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
     ) -> Staged:
@@ -180,7 +212,7 @@ class MemoryEngine(Engine):
             committed = [self._judge(bucket, new, condition) for new in objects]
             for new, (_, existed) in zip(objects, committed, strict=True):
                 if not existed:
-                    bucket.objects[new.info.key] = new
+                    bucket.store(new)
             return committed
 
     def _object(self, put: StagedPut) -> _Object:
@@ -210,10 +242,33 @@ class MemoryEngine(Engine):
             return Committed(stored.info, existed=True)
         return Committed(new.info, existed=False)
 
+    def replace_attributes(
+        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+    ) -> ObjectInfo:
+        with self._lock:
+            found = self._find(bucket)
+            stored: _Object | None = found.objects.get(key)
+            if stored is None:
+                raise no_such_key(key)
+            check_etag(stored.info, etag)
+            info = msgspec.structs.replace(stored.info, attributes=attributes)
+            found.objects[key] = _Object(info, stored.data)
+            return info
+
     def delete(self, bucket: str, keys: Sequence[str]) -> int:
         with self._lock:
-            objects = self._find(bucket).objects
-            return sum(objects.pop(key, None) is not None for key in keys)
+            found = self._find(bucket)
+            return sum(found.remove(key) for key in keys)
+
+    def expire(self, bucket: str, infos: Sequence[ObjectInfo]) -> BucketTotals:
+        with self._lock:
+            found = self._find(bucket)
+            before_bytes, count = found.stored_bytes, len(found.objects)
+            for info in infos:
+                stored: _Object | None = found.objects.get(info.key)
+                if stored is not None and stored.info == info:
+                    found.remove(info.key)
+            return BucketTotals(count - len(found.objects), before_bytes - found.stored_bytes)
 
     def stat(self, bucket: str, key: str) -> ObjectInfo:
         with self._lock:

@@ -22,13 +22,34 @@ import math
 import threading
 from array import array
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from objectcache_schemas.errors import WireError
 from objectcache_schemas.messages import WindowSource
+from objectcache_schemas.metric_cells import Histogram
 from objectcache_schemas.traces import DeliveryTrace, LayerTrace, TracePhase
 
 _CONTROL_PLANE, _QUEUE, _STORAGE, _NETWORK = range(4)
 _NOT_YET = math.nan
+PHASES: tuple[str, ...] = ("client", "control_plane", "queue", "storage", "network")
+
+
+class DeliverySummary(NamedTuple):
+    """A delivery that has ended, in a few numbers. Without a `delivery` it was refused."""
+
+    tenant: str
+    path: str
+    transport: str
+    delivery: str
+    policy: str
+    chunk_count: int
+    read_bytes: int
+    duration_s: float  # from the arrival at the gateway
+    first_layer_s: float | None  # from the same moment until the first of several was in place
+    rate_bytes_per_s: float | None
+    achieved_bytes_per_s: float | None  # of a rate
+    phases_s: tuple[float, ...]  # of `PHASES`
+    error_code: str
 
 
 class DeliveryRecorder:
@@ -50,6 +71,7 @@ class DeliveryRecorder:
         traceparent: W3C Trace Context of the request's span; empty where it is not traced.
         path: That the request asks for; empty where it leaves it to the server.
         policy: In force when it came. `accepted` says what both were in the end.
+        reads: Where the time of each fragment's read is counted.
     """
 
     def __init__(
@@ -65,8 +87,10 @@ class DeliveryRecorder:
         traceparent: str = "",
         path: str = "",
         policy: str = "",
+        reads: Histogram | None = None,
     ) -> None:
         self.request_id = request_id
+        self._reads = reads
         self.traceparent = traceparent
         self.engine_s = 0.0  # in the engine, of all readers together
         self._bucket, self._tenant = bucket, tenant
@@ -173,6 +197,8 @@ class DeliveryRecorder:
 
         One that failed, or that came too late, is told with `length_bytes` 0.
         """
+        if self._reads is not None:
+            self._reads.observe(read_s)
         with self._lock:
             self._advance(now_s)
             self.engine_s += read_s
@@ -277,6 +303,26 @@ class DeliveryRecorder:
                 error=self._error,
             )
 
+    def summary(self) -> DeliverySummary:
+        """What is counted of it, once it has ended; cheaper than its trace."""
+        with self._lock:
+            has_layers = len(self._ready_s) > 1
+            return DeliverySummary(
+                self._tenant,
+                self._path,
+                self._transport,
+                self._delivery,
+                self._policy,
+                self._chunk_count,
+                self._read_bytes,
+                self._now_s - self._zero_s,
+                self._since_zero(self._ready_s[0]) if has_layers else None,
+                self._rate_bytes_per_s,
+                self._achieved_bytes_per_s() if self._rate_bytes_per_s else None,
+                self._phase_seconds(),
+                self._error.code if self._error else "",
+            )
+
     @property
     def accepted_after_s(self) -> float | None:
         """From the arrival at the gateway to acceptance; None where that did not come."""
@@ -289,15 +335,13 @@ class DeliveryRecorder:
         return self._read_bytes / (self._now_s - self._accepted_s)
 
     def _phases(self) -> tuple[TracePhase, ...]:
+        named = zip(PHASES, self._phase_seconds(), strict=True)
+        return tuple(TracePhase(name=name, seconds=seconds) for name, seconds in named)
+
+    def _phase_seconds(self) -> tuple[float, ...]:
         control_s, queue_s, storage_s, network_s = self._spent_s
         queued_s = min(self._queued_s, max(0.0, control_s - self._gateway_s))
-        return (
-            TracePhase(name="client", seconds=self._client_s),
-            TracePhase(name="control_plane", seconds=control_s - queued_s),
-            TracePhase(name="queue", seconds=queue_s + queued_s),
-            TracePhase(name="storage", seconds=storage_s),
-            TracePhase(name="network", seconds=network_s),
-        )
+        return (self._client_s, control_s - queued_s, queue_s + queued_s, storage_s, network_s)
 
     def _layers(self) -> Iterator[LayerTrace]:
         """A layer that is ready and begins no fragment was read with the layers before it."""

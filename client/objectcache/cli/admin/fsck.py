@@ -13,26 +13,19 @@ from rich.progress import (
 )
 
 from objectcache.cli.admin.amounts import size_text
+from objectcache.cli.admin.api_client import ApiClient
 from objectcache.cli.admin.printable import printable
-from objectcache.cli.admin.storage_socket import StorageSocket
-from objectcache_schemas.engine_status import (
-    CheckEnded,
-    CheckEngine,
-    CheckProgress,
-    CheckReport,
-    EngineState,
-    GetEngineStatus,
-)
-from objectcache_schemas.message import Message
+from objectcache_schemas.admin_api import CheckChoice, CheckLine
+from objectcache_schemas.engine_status import CheckReport, EngineStatus
+from objectcache_schemas.errors import ObjectCacheError, Unavailable, WireError
 
 EXIT_CLEAN, EXIT_FINDINGS = 0, 1
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
 
 
-def check(storage: StorageSocket, repair: bool, console: Console) -> CheckReport:
+def check(client: ApiClient, repair: bool, console: Console) -> CheckReport:
     """Have the store checked, with progress on `console` where that is a terminal."""
-    live_bytes = storage.ask(GetEngineStatus(), EngineState).status.live_bytes
-    storage.send(CheckEngine(repair=repair))
+    live_bytes = client.get("/v1/engine", EngineStatus).live_bytes
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -44,14 +37,14 @@ def check(storage: StorageSocket, repair: bool, console: Console) -> CheckReport
         disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task("checking", total=live_bytes or None)
-        while True:
-            message = storage.receive(Message)
-            if isinstance(message, CheckEnded):
-                return message.report
-            if isinstance(message, CheckProgress):
-                progress.update(
-                    task, completed=message.report.bytes, description=_so_far(message.report)
-                )
+        for line in client.stream("/v1/checks", CheckChoice(repair=repair), CheckLine):
+            if line.problem is not None:
+                problem = line.problem
+                raise ObjectCacheError.from_wire(WireError(problem.code, problem.message))
+            if line.ended:
+                return line.report
+            progress.update(task, completed=line.report.bytes, description=_so_far(line.report))
+    raise Unavailable("the admin API ended the check before it was through; see its log")
 
 
 def _so_far(report: CheckReport) -> str:

@@ -11,52 +11,45 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from objectcache.cli.admin.command import (
-    AsJson,
+    Server,
     errors_end_the_command,
+    on_server,
     print_json,
-    storage_connection,
+    print_view,
 )
-from objectcache.cli.settings_flags import Assignments, Config, DataDir
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from objectcache_schemas.schedule import ScheduleChanges, ScheduleState
 
-PIPE_CELLS = 160  # where nobody says how wide a line may be
+SCHEDULE = "/v1/schedule"
 
 schedule_app = typer.Typer(help="Who gets which bytes when.", no_args_is_help=True)
 
-Flags = tuple[str | None, str | None, list[str] | None]
 Rate = Annotated[str, typer.Argument(metavar="RATE|none", show_default=False)]
 
 
 @schedule_app.command()
+@on_server
 def show(
-    data_dir: DataDir = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
+    server: Server,
 ) -> None:
     """Show the schedule in force, the rate, and the deliveries under way."""
     from objectcache.cli.admin.schedule_view import schedule_view
-    from objectcache_schemas.schedule import GetSchedule, ScheduleState
+    from objectcache_schemas.schedule import ScheduleState
 
-    with storage_connection(config, data_dir, assignments) as storage:
-        state = storage.ask(GetSchedule(), ScheduleState)
-    if as_json:
+    with server.connect() as client:
+        state = client.get(SCHEDULE, ScheduleState)
+    if server.as_json:
         _print_document(state)
     else:
-        _print_view(schedule_view(state))
+        print_view(schedule_view(state))
 
 
 @schedule_app.command()
+@on_server
 def set_cap(
+    server: Server,
     cap: Rate,
-    data_dir: DataDir = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
 ) -> None:
     """Bound the rate of all deliveries together, such as 50Gbps or 6GB/s."""
     from objectcache.cli.admin.schedule_flags import rate_gbps_of
@@ -64,16 +57,14 @@ def set_cap(
 
     with errors_end_the_command():
         changes = ScheduleChanges(cap_gbps=rate_gbps_of(cap))
-    _change(changes, (config, data_dir, assignments), as_json)
+    _change(server, changes)
 
 
 @schedule_app.command()
+@on_server
 def set_policy(
+    server: Server,
     name: Annotated[str, typer.Argument(metavar="POLICY", show_default=False)],
-    data_dir: DataDir = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
 ) -> None:
     """Choose how layerwise deliveries share the link, such as stall_dynamic or equal."""
     from objectcache.cli.admin.schedule_flags import policy_of
@@ -81,16 +72,14 @@ def set_policy(
 
     with errors_end_the_command():
         changes = ScheduleChanges(policy=policy_of(name))
-    _change(changes, (config, data_dir, assignments), as_json)
+    _change(server, changes)
 
 
 @schedule_app.command()
+@on_server
 def set_margin(
+    server: Server,
     margin: Rate,
-    data_dir: DataDir = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
 ) -> None:
     """Choose what calibrated_stall_opt adds to a delivery's rate, such as 5Gbps."""
     from objectcache.cli.admin.schedule_flags import rate_gbps_of
@@ -98,16 +87,14 @@ def set_margin(
 
     with errors_end_the_command():
         changes = ScheduleChanges(margin_gbps=rate_gbps_of(margin))
-    _change(changes, (config, data_dir, assignments), as_json)
+    _change(server, changes)
 
 
 @schedule_app.command()
+@on_server
 def set_epoch(
+    server: Server,
     epoch: Annotated[str, typer.Argument(metavar="TIME", show_default=False)],
-    data_dir: DataDir = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
 ) -> None:
     """Choose the time between admissions by policies that assign rates, such as 10ms."""
     from objectcache.cli.admin.schedule_flags import epoch_s_of
@@ -115,16 +102,14 @@ def set_epoch(
 
     with errors_end_the_command():
         changes = ScheduleChanges(epoch_s=epoch_s_of(epoch))
-    _change(changes, (config, data_dir, assignments), as_json)
+    _change(server, changes)
 
 
 @schedule_app.command()
+@on_server
 def set_threshold(
+    server: Server,
     threshold: Annotated[str, typer.Argument(metavar="SIZE|none", show_default=False)],
-    data_dir: DataDir = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
 ) -> None:
     """Choose the payload from which delivery: auto is layerwise, such as 512MiB."""
     from objectcache.cli.admin.schedule_flags import threshold_bytes_of
@@ -132,11 +117,13 @@ def set_threshold(
 
     with errors_end_the_command():
         changes = ScheduleChanges(layerwise_threshold_bytes=threshold_bytes_of(threshold))
-    _change(changes, (config, data_dir, assignments), as_json)
+    _change(server, changes)
 
 
 @schedule_app.command()
+@on_server
 def tenant(
+    server: Server,
     name: Annotated[str, typer.Argument(metavar="TENANT", show_default=False)],
     weight: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Its share beside others' 1.")
@@ -150,30 +137,22 @@ def tenant(
     reset: Annotated[
         bool, typer.Option("--reset", help="As everybody else again, but for what is given.")
     ] = False,
-    data_dir: DataDir = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
 ) -> None:
     """Change what is given of a tenant's share and leave the rest. A tenant is who asks."""
     from objectcache.cli.admin.schedule_flags import TenantFlags, changed_share, share_changes_of
-    from objectcache_schemas.schedule import (
-        GetSchedule,
-        ScheduleChanges,
-        ScheduleState,
-        SetSchedule,
-    )
+    from objectcache_schemas.admin_api import ScheduleChange
+    from objectcache_schemas.schedule import ScheduleChanges, ScheduleState
 
     with errors_end_the_command():
         given = share_changes_of(TenantFlags(weight, cap, deliveries_max))
-    with storage_connection(config, data_dir, assignments) as storage:
-        state = storage.ask(GetSchedule(), ScheduleState)
+    with server.connect() as client:
+        state = client.get(SCHEDULE, ScheduleState)
         if given or reset:
             current = None if reset else state.configuration.tenants.get(name)
             share = changed_share(current, given) if given else None
-            changes = ScheduleChanges(tenants={name: share})
-            state = storage.ask(SetSchedule(changes=changes), ScheduleState)
-    _print_configuration(state, as_json)
+            changes = ScheduleChange(changes=ScheduleChanges(tenants={name: share}))
+            state = client.send("PATCH", SCHEDULE, changes, ScheduleState)
+    _print_configuration(server, state)
     if given and not _has_deliveries(state, name):
         from objectcache.cli.admin.printable import printable
 
@@ -181,24 +160,24 @@ def tenant(
 
 
 @schedule_app.command()
+@on_server
 def reset(
-    data_dir: DataDir = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
+    server: Server,
 ) -> None:
     """Forget all changes, the tenants' shares too: the settings hold again."""
     from objectcache_schemas.schedule import ScheduleChanges
 
-    _change(ScheduleChanges(), (config, data_dir, assignments), as_json, reset=True)
+    _change(server, ScheduleChanges(), reset=True)
 
 
-def _change(changes: ScheduleChanges, flags: Flags, as_json: bool, reset: bool = False) -> None:
-    from objectcache_schemas.schedule import ScheduleState, SetSchedule
+def _change(server: Server, changes: ScheduleChanges, reset: bool = False) -> None:
+    from objectcache_schemas.admin_api import ScheduleChange
+    from objectcache_schemas.schedule import ScheduleState
 
-    with storage_connection(*flags) as storage:
-        state = storage.ask(SetSchedule(changes=changes, reset=reset), ScheduleState)
-    _print_configuration(state, as_json)
+    with server.connect() as client:
+        change = ScheduleChange(changes=changes, reset=reset)
+        state = client.send("PATCH", SCHEDULE, change, ScheduleState)
+    _print_configuration(server, state)
 
 
 def _has_deliveries(state: ScheduleState, tenant: str) -> bool:
@@ -208,25 +187,16 @@ def _has_deliveries(state: ScheduleState, tenant: str) -> bool:
     )
 
 
-def _print_configuration(state: ScheduleState, as_json: bool) -> None:
+def _print_configuration(server: Server, state: ScheduleState) -> None:
     from objectcache.cli.admin.schedule_view import configuration_view
 
-    if as_json:
+    if server.as_json:
         _print_document(state)
     else:
-        _print_view(configuration_view(state))
+        print_view(configuration_view(state))
 
 
 def _print_document(state: ScheduleState) -> None:
     import msgspec
 
     print_json(msgspec.structs.asdict(state))
-
-
-def _print_view(view: RenderableType) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_CELLS)
-    console.print(view)

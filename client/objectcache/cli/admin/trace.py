@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from objectcache.cli.admin.command import AsJson, print_json, storage_connection
+from objectcache.cli.admin.command import PIPE_CELLS, Server, on_server, print_json
 from objectcache.cli.failing import fail
-from objectcache.cli.settings_flags import Assignments, Config, DataDir
 
 if TYPE_CHECKING:
     from objectcache_schemas.traces import DeliveryTrace
 
 EXIT_UNKNOWN = 1  # no trace of the request is kept
-PIPE_CELLS = 160  # where nobody says how wide a line may be
 LISTED = 20
 
 RequestId = Annotated[str | None, typer.Argument(metavar="[REQUEST_ID]", show_default=False)]
 
 
+@on_server
 def trace(
+    server: Server,
     request_id: RequestId = None,
     last: Annotated[
         int, typer.Option(min=1, max=1000, metavar="N", help="Deliveries to show, the latest.")
@@ -31,10 +31,6 @@ def trace(
         Path | None,
         typer.Option("--svg", metavar="FILE", help="Draw the request's latest delivery there."),
     ] = None,
-    data_dir: DataDir = None,
-    config: Config = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show where a request's time went, layer by layer, or list the last deliveries.
 
@@ -44,24 +40,24 @@ def trace(
         fail("--svg draws one request; name its id, which the list without one shows")
     if request_id == "":
         fail("the request id is empty; leave it out to list the last deliveries")
-    traces = _ask(request_id or "", last, (config, data_dir, assignments))
+    traces = _ask(server, request_id, last)
     if svg_file is not None:
         _draw(traces[0], svg_file)
-    if as_json:
+    if server.as_json:
         print_json(traces)
     else:
         _print(traces, in_full=request_id is not None)
 
 
-def _ask(
-    request_id: str, last: int, flags: tuple[str | None, str | None, list[str] | None]
-) -> Sequence[DeliveryTrace]:
+def _ask(server: Server, request_id: str | None, last: int) -> Sequence[DeliveryTrace]:
+    from objectcache.cli.admin.api_client import path_of
+    from objectcache_schemas.admin_api import TracesReply
     from objectcache_schemas.errors import NotFound
-    from objectcache_schemas.traces import GetTraces, Traces
 
-    with storage_connection(*flags) as storage:
+    path = path_of("traces") if request_id is None else path_of("traces", request_id)
+    with server.connect() as client:
         try:
-            return storage.ask(GetTraces(request_id=request_id, limit=last), Traces).traces
+            return client.get(path, TracesReply, limit=last).traces
         except NotFound as error:
             fail(error.message, EXIT_UNKNOWN)
 

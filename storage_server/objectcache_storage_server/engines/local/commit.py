@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.errors import DamagedData, StorageFull
+from objectcache_schemas.errors import DamagedData, InvalidRequest, StorageFull
 from objectcache_schemas.records import BucketInfo, Condition, Durability, ObjectInfo
 from objectcache_storage_server.engines.base import Committed, StagedPut
 from objectcache_storage_server.engines.block_checksums import BlockHasher
@@ -108,6 +108,7 @@ class LocalCommit:
                     self._check_quota(bucket, self._growth_bytes(to_store, stored))
                     self._flush(bucket.info, to_store)
                     replaced = [stored[each.key] for each in to_store if each.key in stored]
+                    taken_over = self._take_over(change, to_store)
                     emptied = self._holdings.emptied_by(replaced)
                     change.remove_extents(emptied)
                     versions = self._add_versions(change, bucket, to_store, numbers, rows)
@@ -115,7 +116,7 @@ class LocalCommit:
                 self._holdings.give_back_objects(numbers)
                 raise
             self._holdings.give_back_objects(numbers[len(versions) :])
-            self._holdings.forget(replaced)
+            self._holdings.forget([*replaced, *taken_over])
             self._holdings.store(versions, rows[: len(versions)])
             self._holdings.used(self._kept(to_store, stored), are_prefix=False)
             for each in to_store:
@@ -131,6 +132,15 @@ class LocalCommit:
             engine.flusher.drop(emptied)  # until then a crash may bring them back
             engine.drop_from_cache(direct_ranges)
         return self._outcome(to_store, stored)
+
+    @staticmethod
+    def _take_over(change: IndexChange, to_store: Sequence[NewObject]) -> list[Version]:
+        """Delete the versions whose extents the new ones are; raises `InvalidRequest`."""
+        wanted = [version for each in to_store for version in each.staged.sources]
+        deleted = change.delete(version.name for version in wanted)
+        if len(deleted) < len(wanted):
+            raise InvalidRequest("a part changed during completion", code="InvalidPart")
+        return deleted
 
     def _kept(self, to_store: Sequence[NewObject], stored: Mapping[str, Version]) -> list[Version]:
         """What was stored before, and was put again."""
@@ -244,7 +254,9 @@ class LocalCommit:
         """Make the bytes durable before the index names them, where the bucket asks for it."""
         if bucket.policy.durability is Durability.ASYNC:
             return
-        numbers = {number for each in to_store for number in each.staged.place()[0]}
+        # What is taken over from stored versions was flushed with them.
+        written = [each for each in to_store if not each.staged.sources]
+        numbers = {number for each in written for number in each.staged.place()[0]}
         self._engine.flush_extents(sorted(numbers - self._flushed))
         self._flushed |= numbers
 
@@ -255,6 +267,7 @@ def quota_exceeded(bucket: BucketInfo, stored_bytes: int, growth_bytes: int) -> 
         f"bucket {bucket.name!r} holds {stored_bytes} bytes, {growth_bytes} more are over its "
         f"quota_bytes of {bucket.policy.quota_bytes}",
         code="QuotaExceeded",
+        quota="stored_bytes",
     )
 
 

@@ -7,11 +7,12 @@ of the engine contract, each a few steps of what the modules beside this one do.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path as FilePath
 
@@ -23,9 +24,12 @@ from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.records import (
+    BucketConfiguration,
     BucketInfo,
     BucketPolicy,
     Condition,
+    Durability,
+    ObjectAttributes,
     ObjectInfo,
     Verification,
 )
@@ -33,6 +37,7 @@ from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,
+    BucketTotals,
     Committed,
     Engine,
     EngineCapabilities,
@@ -41,8 +46,12 @@ from objectcache_storage_server.engines.base import (
     Staged,
     StagedPrefix,
     StagedPut,
+    check_etag,
 )
-from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.engines.block_checksums import (
+    slice_block_bytes,
+    stored_block_bytes,
+)
 from objectcache_storage_server.engines.bucket_rules import (
     bucket_exists,
     bucket_not_empty,
@@ -57,11 +66,13 @@ from objectcache_storage_server.engines.local.flusher import DataFlush, Flusher
 from objectcache_storage_server.engines.local.geometry import split_into_extents
 from objectcache_storage_server.engines.local.holdings import Holdings
 from objectcache_storage_server.engines.local.index import IndexChange, LocalIndex
+from objectcache_storage_server.engines.local.joined import JoinedRuns, can_join
 from objectcache_storage_server.engines.local.opened import DamagedVersion, LocalOpenObjects
 from objectcache_storage_server.engines.local.opening import open_sources
 from objectcache_storage_server.engines.local.path_use import PathUse
 from objectcache_storage_server.engines.local.records import BucketRow, Version, VersionName
 from objectcache_storage_server.engines.local.recovery import recover
+from objectcache_storage_server.engines.local.small_reads import read_resident
 from objectcache_storage_server.engines.local.space import PutBuffers, WriterSpace
 from objectcache_storage_server.engines.local.spared import Spared
 from objectcache_storage_server.engines.local.staged_prefix import LocalStagedPrefix
@@ -173,6 +184,15 @@ class LocalEngine(Engine):
             change.replace_bucket(bucket.number, changed)
         self.upkeep.wake()
 
+    def configure_bucket(self, name: str, configuration: BucketConfiguration) -> None:
+        with self.index.writing() as change:
+            bucket = change.bucket(name)
+            changed = msgspec.structs.replace(bucket.info, configuration=configuration)
+            change.replace_bucket(bucket.number, changed)
+
+    def usage(self, name: str) -> BucketTotals:
+        return self.holdings.totals(self._bucket_row(name).number)
+
     # --- writing ---
 
     def stage(
@@ -191,6 +211,33 @@ class LocalEngine(Engine):
         if shape.chunk_bytes > self.extent_bytes_max:
             return self._new_prefix_apart(bucket, shape)
         return self._new_prefix(bucket, shape)
+
+    def stage_joined(
+        self,
+        bucket: str,
+        key: str,
+        source_bucket: str,
+        sources: Sequence[ObjectInfo],
+        checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES,
+    ) -> Staged | None:
+        key_bytes(key)
+        self._bucket_row(bucket)
+        with self.holdings.looking_up(), self.index.reading() as view:
+            row = view.bucket(source_bucket)
+            found = view.versions(row.number, [source.key for source in sources])
+            slots = self.holdings.slots_of(
+                {number for version in found.values() for number in version.extents}
+            )
+        versions = [found.get(source.key) for source in sources]
+        if any(v is None or v.info != s for v, s in zip(versions, sources, strict=True)):
+            return None  # the copy says which
+        # Asynchronous ones may not be on the device, where the object's bucket wants it to be.
+        if row.info.policy.durability is not Durability.SYNC:
+            return None
+        stored = [version for version in versions if version is not None]
+        if not can_join(stored, stored_block_bytes(checksum_block_bytes), slots):
+            return None
+        return JoinedRuns(bucket, key, checksum_block_bytes, stored)
 
     def _new_prefix_apart(self, bucket: str, shape: PrefixShape) -> StagedPrefix:
         """Chunks of more than an extent, each on its own."""
@@ -228,6 +275,26 @@ class LocalEngine(Engine):
             self.count_damaged(key, reason)
         return committed
 
+    def replace_attributes(
+        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+    ) -> ObjectInfo:
+        with self.changing:
+            with self.index.writing(durable=False) as change:
+                number = change.bucket(bucket).number
+                version = change.versions(number, [key]).get(key)
+                if version is None:
+                    raise no_such_key(key)
+                check_etag(version.info, etag)
+                info = msgspec.structs.replace(version.info, attributes=attributes)
+                # A version of its own in the same place: who is about to move the old one, and
+                # would store its attributes, finds it gone.
+                changed = dataclasses.replace(version, info=info)
+                rows = self.holdings.object_rows([version.number])
+                change.move(version.name, changed, rows)
+            self.holdings.move([changed], [version], rows)
+        self.index.sync()
+        return info
+
     def delete(self, bucket: str, keys: Sequence[str]) -> int:
         number = self._bucket_row(bucket).number
         count = 0
@@ -239,6 +306,24 @@ class LocalEngine(Engine):
 
             count += len(self.remove(stored_names))
         return count
+
+    def expire(self, bucket: str, infos: Sequence[ObjectInfo]) -> BucketTotals:
+        number = self._bucket_row(bucket).number
+        gone: list[Version] = []
+        for begin in range(0, len(infos), DELETE_KEYS):
+            seen = {info.key: info for info in infos[begin : begin + DELETE_KEYS]}
+
+            def unchanged(
+                change: IndexChange, seen: dict[str, ObjectInfo] = seen
+            ) -> list[VersionName]:
+                stored = change.versions(number, seen).values()
+                same = [version for version in stored if version.info == seen[version.info.key]]
+                rows = self.holdings.object_rows([version.number for version in same])
+                pairs = zip(same, rows["is_pinned"].tolist(), strict=True)
+                return [version.name for version, is_pinned in pairs if not is_pinned]
+
+            gone += self.remove(unchanged)
+        return BucketTotals(len(gone), sum(version.info.size_bytes for version in gone))
 
     def remove(self, choose: Callable[[IndexChange], Iterable[VersionName]]) -> list[Version]:
         """Delete the versions that `choose` names within the transaction, durably; returns those
@@ -291,6 +376,21 @@ class LocalEngine(Engine):
         self.holdings.used(stored, are_prefix=are_prefix and len(stored) == len(keys))
         return opened
 
+    def read_small(
+        self, bucket: str, key: str, size_bytes_max: int
+    ) -> tuple[ObjectInfo, bytes] | None:
+        with self.holdings.looking_up():
+            with self.index.reading() as view:
+                row = view.bucket(bucket)
+                version = view.versions(row.number, (key,)).get(key)
+            if version is None:
+                raise no_such_key(key)
+            if version.info.size_bytes > size_bytes_max:
+                return None
+            verification = row.info.policy.verification
+            body = read_resident(version, self.holdings, self.path_use, verification)
+        return None if body is None else (version.info, body)
+
     def open_versions(
         self, versions: Sequence[Version], *, verification: Verification = Verification.FULL
     ) -> LocalOpenObjects:
@@ -302,6 +402,14 @@ class LocalEngine(Engine):
     def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
         with self.index.reading() as view:
             return view.scan(view.bucket(bucket).number, prefix, start_after, limit)
+
+    @contextlib.contextmanager
+    def scanning(
+        self, bucket: str
+    ) -> Generator[Callable[[str, str, int], list[ObjectInfo]], None, None]:
+        with self.index.reading() as view:
+            number = view.bucket(bucket).number
+            yield lambda prefix, start_after, limit: view.scan(number, prefix, start_after, limit)
 
     def _bucket_row(self, name: str) -> BucketRow:
         with self.index.reading() as view:
@@ -450,6 +558,9 @@ class LocalEngine(Engine):
 
     def status(self) -> EngineStatus:
         return engine_status(self)
+
+    def totals(self) -> EngineStatus:
+        return engine_status(self, with_extents=False)
 
     def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
         from objectcache_storage_server.engines.local.check import check_engine

@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from objectcache_storage_server.engines.base import BucketTotals
 from objectcache_storage_server.engines.local.allocator import Allocator
 from objectcache_storage_server.engines.local.geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.records import Version
@@ -43,6 +44,7 @@ class Holdings:
         self.extents = DenseTable(EXTENT_COLUMNS)
         self.allocator = Allocator(volume.segment_bytes)
         self.stored_bytes: dict[int, int] = {}  # by bucket number
+        self._object_counts: Counter[int] = Counter()
         self.clock_of_uses = 0
         self.resident_bytes = 0  # of extents on the page-cache path
         self.page_cache_budget_bytes = 0  # that they may take
@@ -73,6 +75,7 @@ class Holdings:
         for bucket in np.unique(live["bucket"]):
             of_bucket = live["size_bytes"][live["bucket"] == bucket]
             self.stored_bytes[int(bucket)] = int(of_bucket.sum())
+            self._object_counts[int(bucket)] = len(of_bucket)
         self.clock_of_uses = int(live["last_used"].max(initial=0))
 
     # --- space ---
@@ -274,6 +277,24 @@ class Holdings:
             count_reads(rows, reads_of)
             return rows[extents]
 
+    def use_alone(self, version: Version) -> tuple[int, Path] | None:
+        """Where an object that shares its one extent with none lies in the volume, and by which
+        path it is read; None for any other. Counts as a use. To be called inside of `looking_up`,
+        and so is the read.
+        """
+        if len(version.extents) != 1:
+            return None
+        (extent,) = version.extents
+        with self.lock:
+            home, row = self.extents.rows[extent], self.objects.rows[version.number]
+            if home["slots"] != 1:
+                return None
+            self.clock_of_uses += 1
+            if row["is_used"] and row["serial"] == version.serial:
+                row["last_used"] = self.clock_of_uses
+            home["heat"] += np.float32(1)
+            return int(home["offset_bytes"]), Path(int(home["path"]))
+
     def unpin(self, extents: npt.NDArray[np.int64]) -> None:
         """Count the reader out."""
         with self.lock:
@@ -326,7 +347,7 @@ class Holdings:
             self.objects.rows[numbers] = rows
             live = self.extents.rows["live_slots"]
             for version in versions:
-                self._count_bytes(version, version.info.size_bytes)
+                self._count(version.bucket_number, 1, version.info.size_bytes)
                 for number in version.extents:
                     live[number] += 1
 
@@ -346,7 +367,7 @@ class Holdings:
             live = self.extents.rows["live_slots"]
             for version in versions:
                 self.objects.remove(version.number)
-                self._count_bytes(version, -version.info.size_bytes)
+                self._count(version.bucket_number, -1, -version.info.size_bytes)
                 for number in version.extents:
                     live[number] -= 1
 
@@ -363,7 +384,7 @@ class Holdings:
                 row = objects[number].copy()
                 self.objects.remove(number)
                 bucket, size_bytes = int(row["bucket"]), int(row["size_bytes"])
-                self.stored_bytes[bucket] = self.stored_bytes.get(bucket, 0) - size_bytes
+                self._count(bucket, -1, -size_bytes)
                 if size_bytes and not self._count_live(int(row["extent"])):
                     empty.append(int(row["extent"]))
         return empty
@@ -383,9 +404,25 @@ class Holdings:
             live = self.extents.rows["live_slots"]
             return [number for number, count in leaving.items() if live[number] == count]
 
-    def _count_bytes(self, version: Version, change_bytes: int) -> None:
-        bucket = version.bucket_number
+    def _count(self, bucket: int, change: int, change_bytes: int) -> None:
+        self._object_counts[bucket] += change
         self.stored_bytes[bucket] = self.stored_bytes.get(bucket, 0) + change_bytes
+
+    def totals(self, bucket: int) -> BucketTotals:
+        """What a bucket holds, by its number."""
+        with self.lock:
+            return BucketTotals(self._object_counts[bucket], self.stored_bytes.get(bucket, 0))
+
+    def slots_of(self, extents: Iterable[int]) -> list[int]:
+        """Slots of extents, in no order."""
+        with self.lock:
+            slots: list[int] = self.extents.rows["slots"][list(extents)].tolist()
+            return slots
+
+    def object_rows(self, numbers: Sequence[int]) -> OfObjects:
+        """Copies of the rows of objects."""
+        with self.lock:
+            return self.objects.rows[list(numbers)]
 
     def set_pinned(self, numbers: Sequence[int], pinned: bool) -> None:
         """Whether an operator keeps these objects."""

@@ -330,27 +330,34 @@ class LocalOpenObjects(OpenObjects):
                 raise DamagedVersion(owner, reason) from error
 
     def _verify(self, piece: Piece) -> None:
-        (_, memory), _, block_bytes, expected, *_ = piece
-        if self._verification is Verification.FULL:
-            begin = 0
-            for index, checksum in enumerate(expected):
-                end = begin + block_bytes
-                if block_checksum(memory[begin:end]) != checksum:
-                    raise _mismatch(piece, index)
-                begin = end
-        elif self._verification is Verification.SAMPLED:
-            # Blocks are counted within their source, so that pieces of any size sample alike.
-            first = (self._sample - piece.first_block) % SAMPLE_BLOCKS
-            for index in range(first, len(expected), SAMPLE_BLOCKS):
-                block = memory[index * block_bytes : (index + 1) * block_bytes]
-                if block_checksum(block) != expected[index]:
-                    raise _mismatch(piece, index)
+        verify(piece, self._verification, self._sample)
 
     def close(self) -> None:
         extents, self._extents = self._extents, None
         if extents is not None:
             self._sources = ()
             self._reader.unpin(extents)
+
+
+def verify(piece: Piece, verification: Verification, sample: int) -> None:
+    """Compare what was read with its checksums; raises `DamagedVersion`. `sample` says which blocks
+    are compared where not all are.
+    """
+    (_, memory), _, block_bytes, expected, *_ = piece
+    if verification is Verification.FULL:
+        begin = 0
+        for index, checksum in enumerate(expected):
+            end = begin + block_bytes
+            if block_checksum(memory[begin:end]) != checksum:
+                raise _mismatch(piece, index)
+            begin = end
+    elif verification is Verification.SAMPLED:
+        # Blocks are counted within their source, so that pieces of any size sample alike.
+        first = (sample - piece.first_block) % SAMPLE_BLOCKS
+        for index in range(first, len(expected), SAMPLE_BLOCKS):
+            block = memory[index * block_bytes : (index + 1) * block_bytes]
+            if block_checksum(block) != expected[index]:
+                raise _mismatch(piece, index)
 
 
 def _mismatch(piece: Piece, block: int) -> DamagedVersion:

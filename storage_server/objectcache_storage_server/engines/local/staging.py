@@ -22,6 +22,7 @@ from objectcache_storage_server.engines.block_checksums import (
     stored_block_bytes,
 )
 from objectcache_storage_server.engines.local.geometry import Geometry, round_up
+from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
     Path,
@@ -100,6 +101,11 @@ class LocalStaged(Staged):
     @abstractmethod
     def keep(self) -> None:
         """The index names it: `discard` has no effect from here on."""
+
+    @property
+    def sources(self) -> Sequence[Version]:
+        """Stored versions whose extents it takes over."""
+        return ()
 
     @property
     def parent_key(self) -> str | None:

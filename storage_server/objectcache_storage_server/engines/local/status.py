@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 PATH_NAMES = {Path.PAGE_CACHE: "page_cache", Path.DIRECT: "direct"}
 
 
-def engine_status(engine: LocalEngine) -> EngineStatus:
-    """The state of now."""
+def engine_status(engine: LocalEngine, *, with_extents: bool = True) -> EngineStatus:
+    """The state of now; the extents are counted one by one."""
     holdings, upkeep = engine.holdings, engine.upkeep
-    _, extents = holdings.snapshot()
-    extents = extents[extents["is_used"] & ~extents["is_freed"]]
     with holdings.lock:
+        extents = holdings.extents.used[: None if with_extents else 0].copy()
         free_bytes = holdings.allocator.free_bytes
         largest_free_bytes = holdings.allocator.largest_free_bytes
         objects, live_bytes = len(holdings.objects), sum(holdings.stored_bytes.values())
+    extents = extents[extents["is_used"] & ~extents["is_freed"]]
     return EngineStatus(
         engine=engine.capabilities.name,
         objects=objects,

@@ -1,0 +1,1 @@
+"""Who may do what: the accounts as this gateway follows them, and what they allow."""

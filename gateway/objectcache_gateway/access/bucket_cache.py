@@ -1,0 +1,47 @@
+"""What this gateway knows of buckets: who owns them, and how often they may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from objectcache_gateway.access.directory import AccessDirectory
+from objectcache_schemas.messages import Bucket, GetBucket
+from objectcache_schemas.records import BucketInfo
+
+BUCKETS_MAX = 4096
+
+
+class BucketCache:
+    """Buckets as the storage server knows them, kept until any of them changes."""
+
+    def __init__(
+        self, ask: Callable[[GetBucket], Awaitable[Bucket]], directory: AccessDirectory
+    ) -> None:
+        """`ask` asks the storage server."""
+        self._ask = ask
+        self._directory = directory
+        self._known: dict[str, BucketInfo] = {}
+        self._generation = 0
+        directory.on_buckets_changed(self._forget)
+
+    def _forget(self) -> None:
+        self._known = {}
+        self._generation += 1
+
+    def known(self, name: str) -> BucketInfo | None:
+        """The bucket, if it is known and a change would have been heard of."""
+        return self._known.get(name) if self._directory.is_followed else None
+
+    async def ask(self, name: str) -> BucketInfo:
+        """The bucket as it is now. Raises `NotFound` (NoSuchBucket) and what a call raises."""
+        generation = self._generation
+        info = (await self._ask(GetBucket(name=name))).info
+        # What changed since the question was asked may have changed this one.
+        if generation == self._generation and self._directory.is_followed:
+            if len(self._known) >= BUCKETS_MAX:
+                self._known.clear()
+            self._known[name] = info
+        return info
+
+    def __repr__(self) -> str:
+        return f"<BucketCache {len(self._known)}/{BUCKETS_MAX}>"

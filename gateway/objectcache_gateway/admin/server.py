@@ -1,0 +1,292 @@
+"""Serves the routes: credentials, scopes, bodies, errors, and the audit log around each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from objectcache_gateway.admin import status as status_page
+from objectcache_gateway.admin.audit import AuditLog, audit_line, without_secrets
+from objectcache_gateway.admin.authentication import (
+    BEARER,
+    bearer_asker,
+    check_body,
+    peer_asker,
+    signed_asker,
+    unauthorized,
+)
+from objectcache_gateway.admin.connections import ConnectionBound
+from objectcache_gateway.admin.problems import name_the_server, problem_response
+from objectcache_gateway.admin.requests import (
+    decode_body,
+    decode_query,
+    read_body,
+    request_head,
+)
+from objectcache_gateway.admin.routes import JSON, Asker, Call, Reach, Route
+from objectcache_gateway.admin.scopes import covers
+from objectcache_gateway.exchange import new_request_id
+from objectcache_gateway.signing.credentials import RootCredentials
+from objectcache_schemas.errors import (
+    AccessDenied,
+    Busy,
+    InvalidRequest,
+    NotFound,
+    ObjectCacheError,
+    Unavailable,
+)
+
+REQUESTS_MAX = 64
+SOCKET_MODE = 0o600
+
+logger = logging.getLogger("objectcache.gateway.admin")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(slots=True)
+class Account:
+    """What the audit log will say of one request; filled as it becomes known."""
+
+    request_id: str
+    asker: Asker | None = None
+    asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class AdminServer:
+    """The admin API on a unix socket, and on TCP where it is to listen."""
+
+    def __init__(
+        self, reach: Reach, root: RootCredentials, audit_log: AuditLog, routes: tuple[Route, ...]
+    ) -> None:
+        self._reach = reach
+        self._root = root
+        self._audit_log = audit_log
+        self._requests_in_flight = 0
+        self._listeners: list[asyncio.Server] = []
+        self._bound: ConnectionBound | None = None
+        self._runner = web.AppRunner(
+            self._application(routes),
+            handler_cancellation=True,
+        )
+
+    # --- life ---
+
+    async def start(self, path: Path) -> None:
+        """Listen on the unix socket, which is for the server's own user and root."""
+        await self._runner.setup()
+        assert self._runner.server is not None
+        bound = self._bound = ConnectionBound(self._runner.server)
+        loop = asyncio.get_running_loop()
+        self._listeners.append(await loop.create_unix_server(bound, sock=_unix_listener(path)))
+
+    async def listen(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Listen there as well."""
+        assert self._bound is not None, "start first"
+        loop = asyncio.get_running_loop()
+        self._listeners.append(await loop.create_server(self._bound, sock=listener, ssl=context))
+
+    async def close(self) -> None:
+        """End, and what is still asked with it."""
+        for listener in self._listeners:
+            listener.close()
+        await self._runner.cleanup()
+        self._reach.storage.close()
+        self._audit_log.close()
+
+    # --- requests ---
+
+    def _application(self, routes: tuple[Route, ...]) -> web.Application:
+        application = web.Application(middlewares=[self._answer])
+        application.on_response_prepare.append(_name_the_server)
+        for route in routes:
+            application.router.add_route(route.method, route.path, self._handler_of(route))
+        return application
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The handler's response, or an error as JSON; aiohttp's own errors too."""
+        assert self._bound is not None
+        self._bound.heard(request.protocol)
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            response = problem_response(_router_problem(request, error))
+            if isinstance(error, web.HTTPMethodNotAllowed):
+                response.headers["Allow"] = error.headers["Allow"]
+            return response
+
+    def _handler_of(self, route: Route) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            account = Account(new_request_id())
+            self._requests_in_flight += 1
+            code, status = "", 499  # where the client leaves before the end
+            try:
+                response = await self._serve(route, request, account)
+                status = response.status
+            except ObjectCacheError as error:
+                response = problem_response(error)
+                if response.status == 401 and status_page.is_status(request.path):
+                    response.headers["WWW-Authenticate"] = status_page.CHALLENGE
+                code, status = error.code, response.status
+            except ConnectionError:
+                raise
+            except Exception:
+                logger.exception("request %s failed", account.request_id)
+                response = problem_response(
+                    ObjectCacheError(f"a defect of the server; see {account.request_id} in its log")
+                )
+                code, status = "InternalError", 500
+            finally:
+                self._requests_in_flight -= 1
+                self._log(route, request, account, status, code)
+            return response
+
+        return handle
+
+    async def _serve(
+        self, route: Route, request: web.Request, account: Account
+    ) -> web.StreamResponse:
+        if self._requests_in_flight > REQUESTS_MAX:
+            raise Busy(f"{REQUESTS_MAX} requests are served already", retry_after_s=1.0)
+        sha256 = None
+        if route.scope is not None:
+            account.asker, sha256 = await self._authenticate(request)
+            if not covers(account.asker.scopes, route.scope):
+                raise AccessDenied(f"this needs the scope {route.scope!r}")
+        data = await read_body(request, route.body_bytes_max)
+        if sha256 is not None:
+            check_body(data, sha256)
+        body = decode_body(data, route.body)
+        account.asked = without_secrets(body)
+        call = Call(
+            self._reach,
+            account.asker or Asker("nobody", ()),
+            {name: request.match_info[name] for name in route.parameter_names},
+            body,
+            decode_query(request, route.query),
+            time.time(),
+            request,
+        )
+        return _response(route, await _handled(route, call))
+
+    async def _authenticate(self, request: web.Request) -> tuple[Asker, str | None]:
+        """Who asks, and the SHA-256 of the body where that was signed."""
+        authorization = request.headers.get("Authorization")
+        if authorization is None:
+            return self._peer(request), None
+        if status_page.is_status(request.path):
+            authorization = status_page.as_bearer(authorization)
+        if authorization.partition(" ")[0].lower() == BEARER:
+            with contextlib.suppress(Unavailable):  # the tokens last known are in force
+                await self._reach.accounts.look()
+            tokens = self._reach.accounts.known.tokens
+            return bearer_asker(authorization, tokens, time.time()), None
+        skew_s = self._reach.settings.gateway.clock_skew_s
+        return signed_asker(request_head(request), self._root, time.time(), skew_s)
+
+    def _peer(self, request: web.Request) -> Asker:
+        transport = request.transport
+        connected = transport.get_extra_info("socket") if transport else None
+        if connected is not None and connected.family == socket.AF_UNIX:
+            found = peer_asker(connected, os.geteuid())
+            if found is not None:
+                return found
+        raise unauthorized(
+            "give a token as Authorization: Bearer TOKEN, or sign the request with the root key"
+        )
+
+    def _log(
+        self, route: Route, request: web.Request, account: Account, status: int, code: str
+    ) -> None:
+        who = account.asker.name if account.asker else "nobody"
+        origin = request.remote or "unix socket"
+        if status == 401:
+            logger.warning("%s %s from %s: no good credentials", route.method, route.path, origin)
+        if route.changes and account.asker is not None:
+            line = audit_line(
+                now_s=time.time(),
+                request_id=account.request_id,
+                who=who,
+                origin=origin,
+                method=route.method,
+                path=route.path,
+                names=request.match_info,
+                asked=account.asked,
+                status=status,
+                code=code,
+            )
+            self._audit_log.write(line)
+        logger.debug("%s %s %d %s by %s", route.method, route.path, status, code, who)
+
+    def __repr__(self) -> str:
+        return f"<AdminServer {self._requests_in_flight} requests in flight>"
+
+
+async def _name_the_server(_: web.Request, response: web.StreamResponse) -> None:
+    name_the_server(response)
+
+
+def _unix_listener(path: Path) -> socket.socket:
+    """A socket at the path, in place of one that an ended process has left."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        path.chmod(SOCKET_MODE)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(f"cannot listen on {path}: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+async def _handled(
+    route: Route, call: Call[Any, Any]
+) -> msgspec.Struct | web.StreamResponse | None:
+    """The handler's answer; text that no message can carry is the caller's fault."""
+    try:
+        return await route.handler(call)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidRequest("a text is not Unicode, or a number is larger than 64 bits") from error
+
+
+def _response(
+    route: Route, answer: msgspec.Struct | web.StreamResponse | None
+) -> web.StreamResponse:
+    if isinstance(answer, web.StreamResponse):
+        return answer
+    if answer is None:
+        return web.Response(status=route.status)
+    return web.Response(
+        status=route.status,
+        body=msgspec.json.encode(answer),
+        content_type=JSON,
+    )
+
+
+def _router_problem(request: web.Request, error: web.HTTPException) -> ObjectCacheError:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return InvalidRequest(
+            f"{request.path} does not take {request.method}", code="MethodNotAllowed"
+        )
+    if isinstance(error, web.HTTPNotFound):
+        return NotFound(
+            f"the admin API has no path {request.path!r}; /openapi.json lists all",
+            code="NoSuchEntity",
+        )
+    return InvalidRequest(error.reason)

@@ -1,0 +1,72 @@
+"""Access control lists of buckets and objects.
+
+Where gateway.acls is off, every list is the owner's alone: that is what is shown, setting it is a
+success, and any other is refused.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from objectcache_gateway.access.acl import canned
+from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.handlers.bucket_configuration import change_configuration
+from objectcache_gateway.handlers.buckets import get_bucket
+from objectcache_gateway.handlers.objects import stat_object
+from objectcache_gateway.request.acl_xml import acl_document, parse_acl
+from objectcache_schemas.errors import InvalidRequest, Unsupported
+from objectcache_schemas.messages import Object, ReplaceAttributes
+from objectcache_schemas.records import AclGrant
+
+
+async def get_bucket_acl(exchange: Exchange) -> web.StreamResponse:
+    """GetBucketAcl."""
+    bucket = await get_bucket(exchange)
+    grants = bucket.configuration.acl if exchange.settings.gateway.acls else ()
+    return exchange.xml(acl_document(bucket.owner, grants))
+
+
+async def put_bucket_acl(exchange: Exchange) -> web.StreamResponse:
+    """PutBucketAcl, by a canned name or an AccessControlPolicy."""
+    owner = (await get_bucket(exchange)).owner
+    grants = await _asked_grants(exchange, owner)
+    await change_configuration(exchange, lambda seen: msgspec.structs.replace(seen, acl=grants))
+    return exchange.empty()
+
+
+async def get_object_acl(exchange: Exchange) -> web.StreamResponse:
+    """GetObjectAcl."""
+    attributes = (await stat_object(exchange)).attributes
+    owner = attributes.owner or exchange.access.here.owner
+    grants = attributes.acl if exchange.settings.gateway.acls else ()
+    return exchange.xml(acl_document(owner, grants))
+
+
+async def put_object_acl(exchange: Exchange) -> web.StreamResponse:
+    """PutObjectAcl, by a canned name or an AccessControlPolicy."""
+    info = await stat_object(exchange)
+    grants = await _asked_grants(exchange, info.attributes.owner or exchange.access.here.owner)
+    request = ReplaceAttributes(
+        bucket=exchange.bucket,
+        key=exchange.key,
+        etag=info.etag,
+        attributes=msgspec.structs.replace(info.attributes, acl=grants),
+    )
+    await exchange.storage.call(request, Object)
+    return exchange.empty()
+
+
+async def _asked_grants(exchange: Exchange, owner: str) -> tuple[AclGrant, ...]:
+    name = exchange.head.header("x-amz-acl")
+    body = b""
+    if exchange.request.body_exists:
+        decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max)
+        body = await exchange.read_body(decoder)
+    if (name is None) == (not body):
+        raise InvalidRequest("give x-amz-acl or an AccessControlPolicy, one of them")
+    bucket_owner = exchange.access.here.owner
+    grants = canned(name, owner, bucket_owner) if name is not None else parse_acl(body, owner)
+    if grants and not exchange.settings.gateway.acls:
+        raise Unsupported("access control lists are not honoured; see gateway.acls")
+    return grants

@@ -1,0 +1,102 @@
+"""CompleteMultipartUpload: what the client says of its parts is compared with what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.handlers.xml_render import (
+    checksum_elements,
+    document,
+    element,
+    quoted_etag,
+)
+from objectcache_gateway.request import xml_parse
+from objectcache_gateway.request.conditions import write_condition
+from objectcache_gateway.request.listing_params import PAGE_ENTRIES_MAX
+from objectcache_gateway.request.upload_checksums import (
+    UploadChecksum,
+    check_claims,
+    listed_parts,
+)
+from objectcache_gateway.request.xml_parse import CompletedPart
+from objectcache_schemas.errors import NotFound
+from objectcache_schemas.messages import CompleteUpload, ListParts, Parts, Stored
+from objectcache_schemas.records import PartInfo, UploadInfo
+
+
+async def complete_upload(exchange: Exchange) -> web.StreamResponse:
+    """CompleteMultipartUpload; the same again is a success while the object is what it made."""
+    decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max, checksum_headers=False)
+    completed = xml_parse.parse_complete(await exchange.read_body(decoder))
+    info = (await exchange.storage.call(await _request(exchange, completed), Stored)).info
+    body = document(
+        "CompleteMultipartUploadResult",
+        element("Location", f"/{exchange.bucket}/{exchange.key}"),
+        element("Bucket", exchange.bucket),
+        element("Key", exchange.key),
+        element("ETag", quoted_etag(info.etag)),
+        checksum_elements(info.attributes.checksums, info.attributes.checksum_type),
+    )
+    return exchange.xml(body)
+
+
+async def _request(exchange: Exchange, completed: Sequence[CompletedPart]) -> CompleteUpload:
+    """The completion with the checksums that follow from its parts, once they are as claimed."""
+    request = CompleteUpload(
+        bucket=exchange.bucket,
+        key=exchange.key,
+        upload_id=exchange.query["uploadId"],
+        parts=tuple((part.part_number, part.etag) for part in completed),
+        condition=write_condition(exchange.head),
+    )
+    try:
+        upload, stored = await _stored_parts(exchange)
+    except NotFound as error:
+        if error.code != "NoSuchUpload":
+            raise
+        return request  # completed before, perhaps, which the storage server knows
+    if not stored:
+        return request  # the same, where the server ended while it forgot the upload
+    parts = listed_parts(completed, stored)
+    checksum = UploadChecksum.of(upload.attributes)
+    value = checksum.value(parts) if checksum is not None else None
+    check_claims(exchange.head, checksum, value, parts)
+    if checksum is None or value is None:
+        return request
+    return CompleteUpload(
+        bucket=request.bucket,
+        key=request.key,
+        upload_id=request.upload_id,
+        parts=request.parts,
+        condition=request.condition,
+        checksum=(checksum.algorithm, value),
+        checksum_type=checksum.checksum_type,
+        part_checksums=tuple(part.checksums[checksum.algorithm] for part in parts),
+    )
+
+
+async def _stored_parts(exchange: Exchange) -> tuple[UploadInfo, dict[int, PartInfo]]:
+    """The upload, and all of its parts by number."""
+    stored: dict[int, PartInfo] = {}
+    after = 0
+    while True:
+        page = await parts_page(exchange, after, PAGE_ENTRIES_MAX)
+        stored |= {part.part_number: part for part in page.parts}
+        if not page.truncated:
+            return page.upload, stored
+        after = page.parts[-1].part_number
+
+
+async def parts_page(exchange: Exchange, after: int, limit: int) -> Parts:
+    """A page of the upload's parts. Raises `NotFound` (NoSuchUpload)."""
+    request = ListParts(
+        bucket=exchange.bucket,
+        key=exchange.key,
+        upload_id=exchange.query["uploadId"],
+        after_part_number=after,
+        limit=limit,
+    )
+    return await exchange.storage.call(request, Parts)

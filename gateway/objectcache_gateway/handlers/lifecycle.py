@@ -1,0 +1,36 @@
+"""A bucket's lifecycle rules."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.handlers.bucket_configuration import change_configuration
+from objectcache_gateway.handlers.buckets import get_bucket
+from objectcache_gateway.request.lifecycle_xml import lifecycle_document, parse_lifecycle
+from objectcache_schemas.errors import NotFound
+
+
+async def get_lifecycle(exchange: Exchange) -> web.StreamResponse:
+    """GetBucketLifecycleConfiguration."""
+    rules = (await get_bucket(exchange)).configuration.lifecycle
+    if not rules:
+        raise NotFound("the bucket has no lifecycle rules", code="NoSuchLifecycleConfiguration")
+    return exchange.xml(lifecycle_document(rules))
+
+
+async def put_lifecycle(exchange: Exchange) -> web.StreamResponse:
+    """PutBucketLifecycleConfiguration: the rules replace those before."""
+    decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max)
+    rules = parse_lifecycle(await exchange.read_body(decoder))
+    await change_configuration(
+        exchange, lambda seen: msgspec.structs.replace(seen, lifecycle=rules)
+    )
+    return exchange.empty()
+
+
+async def delete_lifecycle(exchange: Exchange) -> web.StreamResponse:
+    """DeleteBucketLifecycle; without rules it is a success."""
+    await change_configuration(exchange, lambda seen: msgspec.structs.replace(seen, lifecycle=()))
+    return exchange.empty(204)

@@ -1,0 +1,1 @@
+"""What a gateway process counts, and how it is read."""

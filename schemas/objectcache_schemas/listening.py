@@ -1,0 +1,137 @@
+"""Addresses of settings, and the listening sockets behind them.
+
+A server's sockets are its own, or were opened by whoever started it: systemd (LISTEN_FDS) or the
+supervisor. Those live on when the server ends, so that connections wait for the next one and are
+not refused.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+
+from objectcache_schemas.errors import InvalidRequest, Unavailable
+
+BACKLOG = 1024  # connections that wait while no process accepts; the system may allow fewer
+FIRST_PASSED_DESCRIPTOR = 3  # of systemd's protocol, sd_listen_fds(3)
+PORT_MAX = 65_535
+PORT_DIGITS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """An address as settings give it. `host` is without brackets; empty is every interface."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> HostPort:
+        """Parse the setting `name`, host:port or [IPv6]:port. Raises `InvalidRequest`."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not _is_port(port):
+            raise InvalidRequest(f"{name} must be host:port, got {text!r}")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def with_port(self, port: int) -> HostPort:
+        """The same host with another port."""
+        return HostPort(self.host, port)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _is_port(text: str) -> bool:
+    is_number = len(text) <= PORT_DIGITS_MAX and text.isascii() and text.isdigit()
+    return is_number and int(text) <= PORT_MAX
+
+
+def open_listeners(address: HostPort) -> list[socket.socket]:
+    """Listening sockets on every address of the host, all on one port; port 0 is a free one.
+
+    Raises `Unavailable` where one cannot be had.
+    """
+    listeners: list[socket.socket] = []
+    port = address.port
+    try:
+        for family, place in _places(address):
+            listener = _listener(family, (place, port))
+            listeners.append(listener)
+            port = port_of(listener)
+    except OSError as error:
+        for listener in listeners:
+            listener.close()
+        reason = error.strerror or str(error)
+        raise Unavailable(f"cannot listen on {address}: {reason}") from error
+    return listeners
+
+
+def _places(address: HostPort) -> list[tuple[socket.AddressFamily, str]]:
+    found = socket.getaddrinfo(
+        address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    places = [(family, str(place[0])) for family, _, _, _, place in found]
+    return list(dict.fromkeys(places))
+
+
+def _listener(family: socket.AddressFamily, place: tuple[str, int]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(place)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def port_of(listener: socket.socket) -> int:
+    """The port of a listening TCP socket."""
+    return int(listener.getsockname()[1])
+
+
+def passed_descriptors(environment: MutableMapping[str, str], pid: int) -> list[int]:
+    """The descriptors that systemd passed to this process, by LISTEN_FDS and LISTEN_PID.
+
+    The variables are removed, so that no child takes them for its own. Raises `InvalidRequest` for
+    a LISTEN_FDS that is no number.
+    """
+    for_pid = environment.pop("LISTEN_PID", "")
+    count = environment.pop("LISTEN_FDS", "")
+    environment.pop("LISTEN_FDNAMES", None)
+    if for_pid != str(pid):
+        return []
+    if not count.isascii() or not count.isdigit():
+        raise InvalidRequest(f"LISTEN_FDS must be a number, got {count!r}")
+    return list(range(FIRST_PASSED_DESCRIPTOR, FIRST_PASSED_DESCRIPTOR + int(count)))
+
+
+def adopt_listeners(descriptors: Sequence[int]) -> list[socket.socket]:
+    """Sockets of descriptors that were passed to this process; it owns them from now on.
+
+    Raises `InvalidRequest` for one that is no listening TCP socket.
+    """
+    return [_adopted(descriptor) for descriptor in descriptors]
+
+
+def _adopted(descriptor: int) -> socket.socket:
+    try:
+        listener = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise InvalidRequest(
+            f"passed descriptor {descriptor} is no socket: {error.strerror}"
+        ) from error
+    is_inet = listener.family in (socket.AF_INET, socket.AF_INET6)
+    is_listening = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    if not is_inet or listener.type != socket.SOCK_STREAM or not is_listening:
+        listener.detach()
+        raise InvalidRequest(f"passed descriptor {descriptor} is no listening TCP socket")
+    os.set_inheritable(descriptor, False)
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,211 @@
+"""The accounts in force, changed one at a time, kept in DATA_DIR/accounts.json."""
+
+from __future__ import annotations
+
+import configparser
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from objectcache_schemas.accounts import (
+    AccountChange,
+    Directory,
+    User,
+)
+from objectcache_schemas.errors import Conflict, InvalidRequest
+from objectcache_schemas.frames import MESSAGE_BYTES_MAX
+from objectcache_schemas.settings import Settings
+from objectcache_storage_server.accounts.account_file import (
+    SealedAccounts,
+    by_name,
+    read_accounts,
+    write_accounts,
+)
+from objectcache_storage_server.accounts.account_rules import (
+    Accounts,
+    Surroundings,
+    changed,
+    checked,
+    purged,
+)
+from objectcache_storage_server.accounts.master_key import load_or_create_master_key
+from objectcache_storage_server.accounts.sealing import (
+    SecretSeal,
+    open_with_passphrase,
+    seal_with_passphrase,
+)
+
+FILE_NAME = "accounts.json"
+ROOT_FILE_NAME = "root-credentials"
+ROOT_FILE_BYTES_MAX = 4096
+ROOT_KEY_VARIABLE = "OBJECTCACHE_ROOT_ACCESS_KEY"
+DIRECTORY_BYTES_MAX = MESSAGE_BYTES_MAX // 2  # it travels as one message
+PURGE_INTERVAL_S = 3600.0
+
+logger = logging.getLogger("objectcache.storage_server.accounts")
+
+
+class AccountBook:
+    """The accounts in force. Methods block; from any thread.
+
+    `version` is another number after every change, also over restarts.
+    """
+
+    def __init__(
+        self,
+        file: Path | None = None,
+        seal: SecretSeal | None = None,
+        root_access_key: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Read the file, where there is one; without a file the accounts end with the process.
+
+        Raises what `read_accounts` does. `root_access_key` is asked at every change.
+        """
+        assert file is None or seal is not None
+        self._file = file
+        self._sealed = SealedAccounts(seal) if seal is not None else None
+        self._root_access_key = root_access_key
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[], None]] = []
+        self._purged_s = 0.0
+        self._accounts = Accounts()
+        if file is not None and self._sealed is not None:
+            self._accounts = read_accounts(file, self._sealed)
+        self._version = time.time_ns() // 1000
+
+    @classmethod
+    def open(cls, settings: Settings, environment: Mapping[str, str]) -> AccountBook:
+        """The book of a data directory; one in memory where there is no data directory."""
+        if not settings.server.data_dir:
+            return cls()
+        data_dir = settings.data_dir
+        file = data_dir / FILE_NAME
+        key = load_or_create_master_key(data_dir, environment, may_create=not file.exists())
+        return cls(file, SecretSeal(key), lambda: root_access_key(data_dir, environment))
+
+    @property
+    def accounts(self) -> Accounts:
+        """What is in force."""
+        return self._accounts
+
+    @property
+    def version(self) -> int:
+        """Another number after every change."""
+        return self._version
+
+    def user(self, name: str) -> User | None:
+        """A user by name."""
+        return self._accounts.users.get(name)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after every change, in the thread that made it."""
+        self._listeners.append(listener)
+
+    def directory(self) -> tuple[int, Accounts]:
+        """The version, and the accounts that it is of."""
+        with self._lock:
+            return self._version, self._accounts
+
+    # --- changes ---
+
+    def change(self, change: AccountChange, buckets_of: Callable[[str], list[str]]) -> int:
+        """Make one change; returns the version from now on.
+
+        Blocks until it outlives a crash. Raises what `changed` does, and `StorageFull` or
+        `Unavailable` where it cannot be kept; then nothing has changed.
+        """
+        around = Surroundings(self._root_access_key(), buckets_of)
+        return self._replace(
+            lambda accounts: changed(purged(accounts, time.time()), change, around)
+        )
+
+    def purge(self) -> None:
+        """Forget what expired a while ago, if the last time is long ago enough."""
+        now_s = time.time()
+        if now_s - self._purged_s >= PURGE_INTERVAL_S:
+            self._purged_s = now_s
+            self._replace(lambda accounts: purged(accounts, now_s))
+
+    def _replace(self, make: Callable[[Accounts], Accounts]) -> int:
+        with self._lock:
+            made = make(self._accounts)
+            if made is self._accounts:
+                return self._version
+            _check_size(made)
+            if self._file is not None and self._sealed is not None:
+                write_accounts(self._file, self._sealed, made)
+            self._accounts = made
+            self._version += 1
+            version = self._version
+        for listener in self._listeners:
+            listener()
+        return version
+
+    # --- backup ---
+
+    def export(self, passphrase: str) -> bytes:
+        """All accounts, sealed with the passphrase. Raises `InvalidRequest`."""
+        version, accounts = self.directory()
+        plain = as_directory(version, accounts)
+        return seal_with_passphrase(msgspec.msgpack.encode(plain), passphrase)
+
+    def import_(self, data: bytes, passphrase: str, buckets_of: Callable[[str], list[str]]) -> int:
+        """Replace all accounts by exported ones; returns the version from now on.
+
+        Raises what `change` does, and `InvalidRequest` for another passphrase.
+        """
+        plain = open_with_passphrase(data, passphrase)
+        around = Surroundings(self._root_access_key(), buckets_of)
+        try:
+            directory = msgspec.msgpack.decode(plain, type=Directory)
+            made = Accounts(
+                by_name(directory.users, lambda user: user.name),
+                by_name(directory.keys, lambda key: key.access_key),
+                by_name(directory.tokens, lambda token: token.token_id),
+            )
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"the exported accounts cannot be read: {error}") from error
+        return self._replace(lambda _: checked(made, around))
+
+    def __repr__(self) -> str:
+        held = self._accounts
+        return f"<AccountBook {len(held.users)} users, {len(held.keys)} keys>"
+
+
+def as_directory(version: int, accounts: Accounts, buckets_version: int = 0) -> Directory:
+    """The accounts as gateways are told of them."""
+    return Directory(
+        version=version,
+        buckets_version=buckets_version,
+        users=tuple(accounts.users.values()),
+        keys=tuple(accounts.keys.values()),
+        tokens=tuple(accounts.tokens.values()),
+    )
+
+
+def _check_size(accounts: Accounts) -> None:
+    size_bytes = len(msgspec.msgpack.encode(as_directory(0, accounts)))
+    if size_bytes > DIRECTORY_BYTES_MAX:
+        raise Conflict(
+            f"the accounts would have {size_bytes} bytes, {DIRECTORY_BYTES_MAX} may be: remove "
+            "users, keys or grants",
+            code="LimitExceeded",
+        )
+
+
+def root_access_key(data_dir: Path, environment: Mapping[str, str]) -> str | None:
+    """The root key's name as gateways read it, where this process can know it."""
+    given = environment.get(ROOT_KEY_VARIABLE)
+    if given:
+        return given
+    parser = configparser.ConfigParser(interpolation=None, default_section="")
+    try:
+        with (data_dir / ROOT_FILE_NAME).open("rb") as stream:
+            parser.read_string(stream.read(ROOT_FILE_BYTES_MAX).decode())
+        return parser["default"]["aws_access_key_id"]
+    except (OSError, ValueError, KeyError, configparser.Error):
+        return None  # the gateway says what is wrong with it

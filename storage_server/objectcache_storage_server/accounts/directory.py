@@ -1,0 +1,124 @@
+"""Who waits for a change of the accounts or of the buckets, and is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from objectcache_schemas.accounts import Directory, WatchDirectory
+from objectcache_storage_server.accounts.account_book import AccountBook, as_directory
+
+
+class AccountDirectory:
+    """The book's accounts as gateways follow them. `buckets_changed` is called from any thread."""
+
+    def __init__(self, book: AccountBook) -> None:
+        self._book = book
+        self._lock = threading.Lock()
+        self._waiters: set[Callable[[], None]] = set()
+        self._buckets_version = time.time_ns() // 1000
+        self._followers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._acknowledged: set[asyncio.Event] = set()
+        book.on_change(self._wake)
+
+    @property
+    def buckets_version(self) -> int:
+        """Another number after every change of a bucket, also over restarts."""
+        return self._buckets_version
+
+    def buckets_changed(self) -> None:
+        """A bucket was made, deleted or configured: what gateways know of buckets is outdated.
+
+        Called after the change, and before whoever asked for it is answered.
+        """
+        with self._lock:
+            self._buckets_version += 1
+        self._wake()
+
+    # --- who has heard of what; in the event loop ---
+
+    def follows(self, follower: object, known_version: int) -> None:
+        """A follower asks for what comes after this version, so it has put that one in force."""
+        self._followers[follower] = known_version
+        self._tell_acknowledged()
+
+    def left(self, follower: object) -> None:
+        """A follower is gone."""
+        self._followers.pop(follower, None)
+        self._tell_acknowledged()
+
+    def _tell_acknowledged(self) -> None:
+        for event in self._acknowledged:
+            event.set()
+
+    async def wait_followed(self, version: int, timeout_s: float) -> None:
+        """Wait until a version is in force with all who follow. Whoever has not asked again when
+        the time is over is waited for no more.
+        """
+        event = asyncio.Event()
+        self._acknowledged.add(event)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(known < version for known in self._followers.values()):
+                    event.clear()
+                    await event.wait()
+        except TimeoutError:
+            for follower, known in list(self._followers.items()):
+                if known < version:
+                    del self._followers[follower]
+        finally:
+            self._acknowledged.discard(event)
+
+    def _wake(self) -> None:
+        with self._lock:
+            waiters, self._waiters = self._waiters, set()
+        for wake in waiters:
+            wake()
+
+    async def answer(self, request: WatchDirectory, closed: asyncio.Event) -> Directory:
+        """The directory, once it is another than the one known, the time is over, or `closed` is
+        set.
+        """
+        changed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with self._lock:
+            self._waiters.add(wake)
+        try:
+            if self._is_known(request):
+                await _either(changed, closed, request.timeout_s)
+        finally:
+            with self._lock:
+                self._waiters.discard(wake)
+        return self._directory(request)
+
+    def _is_known(self, request: WatchDirectory) -> bool:
+        known = request.known_version, request.known_buckets_version
+        return known == (self._book.version, self._buckets_version)
+
+    def _directory(self, request: WatchDirectory) -> Directory:
+        # The buckets' version first: a change in between is told again, and never missed.
+        buckets_version = self._buckets_version
+        version, accounts = self._book.directory()
+        if version == request.known_version:
+            return Directory(version=version, buckets_version=buckets_version)
+        return as_directory(version, accounts, buckets_version)
+
+    def __repr__(self) -> str:
+        return f"<AccountDirectory {len(self._waiters)} waiting>"
+
+
+async def _either(changed: asyncio.Event, closed: asyncio.Event, timeout_s: float) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in (changed, closed)]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)

@@ -1,0 +1,80 @@
+"""Requests about accounts: following them, changing them, and taking them along."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from objectcache_schemas.accounts import (
+    AccountsChanged,
+    AccountsExported,
+    ChangeAccounts,
+    ExportAccounts,
+    ImportAccounts,
+    WatchDirectory,
+)
+from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.service import Service
+
+FOLLOWED_TIMEOUT_S = 1.0  # for a gateway that hangs; others need milliseconds
+
+AccountRequest = ChangeAccounts | ExportAccounts | ImportAccounts
+
+
+async def serve_watch(service: Service, talk: Conversation, request: WatchDirectory) -> None:
+    """`WatchDirectory`: answered once there is something to tell, or the time is over.
+
+    It ends when the server drains, and when the gateway hangs up.
+    """
+    follower, followed = talk.stream, service.directory
+    if request.timeout_s:  # who does not wait does not follow
+        followed.follows(follower, request.known_version)
+    await service.call(service.accounts.purge)
+    answering = asyncio.ensure_future(service.directory.answer(request, service.entrance.closed))
+    watching = asyncio.ensure_future(talk.stream.closed_by_peer())
+    try:
+        await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            await talk.send(answering.result())
+        else:
+            followed.left(follower)
+            talk.give_up()
+    except BaseException:
+        followed.left(follower)
+        raise
+    finally:
+        answering.cancel()
+        watching.cancel()
+        await asyncio.gather(answering, watching, return_exceptions=True)
+
+
+async def serve_change(
+    service: Service, talk: Conversation, request: ChangeAccounts | ImportAccounts
+) -> None:
+    """A change, answered when it is in force in every gateway that can be reached."""
+    reply = await service.call(answer_accounts, service, request)
+    if isinstance(reply, AccountsChanged):
+        await service.directory.wait_followed(reply.version, FOLLOWED_TIMEOUT_S)
+    await talk.send(reply)
+
+
+def answer_accounts(service: Service, request: AccountRequest) -> msgspec.Struct:
+    """The reply to a request that changes accounts or takes them along; blocks."""
+    match request:
+        case ChangeAccounts():
+            version = service.accounts.change(request.change, buckets_of(service))
+            return AccountsChanged(version=version)
+        case ExportAccounts():
+            return AccountsExported(data=service.accounts.export(request.passphrase))
+        case ImportAccounts():
+            version = service.accounts.import_(
+                request.data, request.passphrase, buckets_of(service)
+            )
+            return AccountsChanged(version=version)
+
+
+def buckets_of(service: Service) -> Callable[[str], list[str]]:
+    """What names the buckets that a user owns."""
+    return lambda user: [one.name for one in service.engine.buckets() if one.owner == user]

@@ -1,0 +1,1 @@
+"""What a storage server counts, and how it is read."""

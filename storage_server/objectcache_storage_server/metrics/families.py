@@ -1,0 +1,300 @@
+"""A storage server's metrics by name. docs/metrics.md says of each what to do about it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import Metric
+
+from objectcache_schemas.messages import GetUsage
+from objectcache_schemas.metric_cells import Counts
+from objectcache_schemas.metric_families import Labelled, alone, counter, gauge, histogram
+from objectcache_storage_server.deliver import Delivery
+from objectcache_storage_server.metrics.engine_families import (
+    engine_call_families,
+    engine_families,
+)
+from objectcache_storage_server.metrics.storage_counts import (
+    SUCCESS,
+    StorageCounts,
+    TenantCell,
+)
+from objectcache_storage_server.scheduling.scheduler import Scheduler
+from objectcache_storage_server.tracing.recorder import PHASES
+from objectcache_storage_server.usage import bucket_usage
+
+if TYPE_CHECKING:
+    from objectcache_storage_server.service import Service
+
+
+_TENANT_COUNTERS: tuple[tuple[str, str, Callable[[TenantCell], float]], ...] = (
+    (
+        "tenant_delivered_bytes_total",
+        "Bytes that were read for a tenant's deliveries.",
+        lambda cell: cell.delivered_bytes,
+    ),
+    (
+        "tenant_stall_seconds_total",
+        "How long clients say that they waited for layers.",
+        lambda cell: cell.stall_s,
+    ),
+    (
+        "tenant_stalls_total",
+        "Waits for a layer that clients say they had.",
+        lambda cell: cell.stalls,
+    ),
+    (
+        "tenant_compute_seconds_total",
+        "How long clients say that they computed on layers.",
+        lambda cell: cell.compute_s,
+    ),
+    (
+        "tenant_consumed_layers_total",
+        "Layers that clients say they are through with.",
+        lambda cell: cell.consumed_layers,
+    ),
+)
+
+
+def storage_families(service: Service) -> Iterator[Metric]:
+    """All of them, in the document's order. Takes engine and scheduler locks for copies only."""
+    counts = service.counts
+    yield from _of_deliveries(counts)
+    yield from _of_schedule(service)
+    yield from _of_tenants(service)
+    yield from _of_errors(counts)
+    yield from _of_lifecycle(service)
+    yield from engine_call_families(counts.engine)
+    yield from engine_families(service.engine.totals())
+    yield from _of_server(service)
+
+
+def _by_one(counts: Counts[str]) -> Labelled:
+    return [((label,), value) for label, value in counts.items()]
+
+
+def _by_name(values: Mapping[str, float]) -> Labelled:
+    return [((name,), value) for name, value in values.items()]
+
+
+def _of_deliveries(counts: StorageCounts) -> Iterator[Metric]:
+    cells = list(counts.deliveries.items())
+    yield counter(
+        "deliveries_total",
+        "Deliveries that ended, by mode, path, transport and outcome.",
+        ("delivery", "path", "transport", "outcome"),
+        [((*kind[:-1], kind.error_code or SUCCESS), cell.count) for kind, cell in cells],
+    )
+    read_bytes: Counter[str] = Counter()
+    chunks: Counter[str] = Counter()
+    phases_s = dict.fromkeys(PHASES, 0.0)
+    for kind, cell in cells:
+        read_bytes[kind.path] += cell.read_bytes
+        if not kind.error_code:
+            chunks[kind.path] += cell.chunks
+        for phase, seconds in zip(PHASES, cell.phases_s, strict=True):
+            phases_s[phase] += seconds
+    yield counter(
+        "delivered_bytes_total",
+        "Bytes that were read for deliveries.",
+        ("path",),
+        _by_name(read_bytes),
+    )
+    yield counter(
+        "delivered_chunks_total",
+        "Chunks, and plain objects, that were delivered whole.",
+        ("path",),
+        _by_name(chunks),
+    )
+    yield counter(
+        "delivery_phase_seconds_total",
+        "Where deliveries' time went.",
+        ("phase",),
+        _by_name(phases_s),
+    )
+    yield histogram(
+        "delivery_duration_seconds",
+        "From a request's arrival at the gateway to the end of its delivery.",
+        ("path",),
+        [((path,), cell) for path, cell in counts.delivery_seconds.items()],
+    )
+    yield histogram(
+        "delivery_first_layer_seconds",
+        "From a request's arrival at the gateway until its first layer was in place.",
+        ("path",),
+        [((path,), cell) for path, cell in counts.first_layer_seconds.items()],
+    )
+    yield histogram(
+        "delivery_queue_seconds",
+        "How long a delivery waited, for its turn, for memory, or held back by its rate.",
+        (),
+        [((), counts.queue_seconds)],
+    )
+    yield histogram(
+        "delivery_rate_ratio",
+        "What a delivery achieved of the rate that it was assigned.",
+        ("policy",),
+        [((policy,), cell) for policy, cell in counts.rate_ratios.items()],
+    )
+    yield counter(
+        "put_chunks_total",
+        "Chunks of kv-puts, by whether they were stored or had been.",
+        ("result",),
+        _by_one(counts.put_chunks),
+    )
+
+
+def _of_schedule(service: Service) -> Iterator[Metric]:
+    policy = service.policy
+    allocated, achieved = service.dispatcher.with_scheduler(_rates)
+    yield gauge(
+        "allocated_bytes_per_second",
+        "Rates assigned to the deliveries that run, together.",
+        ("policy",),
+        [((policy,), allocated)],
+    )
+    yield gauge(
+        "achieved_bytes_per_second",
+        "What all deliveries read together, over the last second.",
+        ("policy",),
+        [((policy,), achieved)],
+    )
+    yield gauge("deliveries_running", "Deliveries that run.", (), alone(service.entrance.running))
+    yield gauge(
+        "deliveries_waiting",
+        "Requests for deliveries that wait, for their tenant's turn or for memory.",
+        ("reason",),
+        [
+            (("turn",), service.entrance.waiting),
+            (("memory",), service.memory.waiting),
+        ],
+    )
+    yield gauge(
+        "in_flight_bytes",
+        "Memory promised to deliveries into sockets.",
+        (),
+        alone(service.pool.promised_bytes),
+    )
+
+
+def _rates(scheduler: Scheduler[Delivery]) -> tuple[float, float]:
+    allocated = sum(flow.rate_bytes_per_s or 0.0 for flow in scheduler.flows())
+    return allocated, scheduler.meter.rate_bytes_per_s(time.monotonic())
+
+
+def _of_tenants(service: Service) -> Iterator[Metric]:
+    cells = list(service.counts.tenants.items())
+    for name, text, value in _TENANT_COUNTERS:
+        yield counter(name, text, ("tenant",), [((who,), value(cell)) for who, cell in cells])
+    yield from _of_activity(service)
+    yield from _of_usage(service)
+
+
+def _of_activity(service: Service) -> Iterator[Metric]:
+    in_flight_bytes: Counter[str] = Counter()
+    deliveries: Counter[str] = Counter()
+    for tenant in service.in_flight.tenants():
+        name = service.counts.names[tenant.identity]
+        in_flight_bytes[name] += tenant.in_flight_bytes
+        deliveries[name] += tenant.deliveries
+    yield gauge(
+        "tenant_in_flight_bytes",
+        "Bytes of a tenant's puts and deliveries that are under way.",
+        ("tenant",),
+        _by_name(in_flight_bytes),
+    )
+    yield gauge(
+        "tenant_deliveries", "A tenant's deliveries that run.", ("tenant",), _by_name(deliveries)
+    )
+
+
+def _of_usage(service: Service) -> Iterator[Metric]:
+    stored_bytes: Counter[str] = Counter()
+    objects: Counter[str] = Counter()
+    buckets = bucket_usage(service.engine, GetUsage())
+    for bucket in buckets:
+        name = service.counts.names[bucket.owner]
+        stored_bytes[name] += bucket.stored_bytes
+        objects[name] += bucket.object_count
+    yield gauge("buckets", "Buckets.", (), alone(len(buckets)))
+    yield gauge(
+        "tenant_stored_bytes",
+        "Bytes that the buckets of a tenant hold.",
+        ("tenant",),
+        _by_name(stored_bytes),
+    )
+    yield gauge(
+        "tenant_objects",
+        "Objects that the buckets of a tenant hold.",
+        ("tenant",),
+        _by_name(objects),
+    )
+
+
+def _of_errors(counts: StorageCounts) -> Iterator[Metric]:
+    yield counter(
+        "storage_errors_total",
+        "Requests of gateways that were answered with an error, by its code.",
+        ("code",),
+        _by_one(counts.errors),
+    )
+
+
+def _of_lifecycle(service: Service) -> Iterator[Metric]:
+    counts = service.lifecycle_counts
+    for name, text, value in (
+        ("lifecycle_sweeps_total", "Searches for what lifecycle rules expire.", counts.sweeps),
+        (
+            "lifecycle_failures_total",
+            "Buckets that a search gave up on, until the next.",
+            counts.failures,
+        ),
+        (
+            "lifecycle_expired_objects_total",
+            "Objects that lifecycle rules expired.",
+            counts.expired_objects,
+        ),
+        (
+            "lifecycle_expired_bytes_total",
+            "Bytes of objects that lifecycle rules expired.",
+            counts.expired_bytes,
+        ),
+        (
+            "lifecycle_aborted_uploads_total",
+            "Uploads that lifecycle rules aborted.",
+            counts.aborted_uploads,
+        ),
+    ):
+        yield counter(name, text, (), alone(value))
+
+
+def _of_server(service: Service) -> Iterator[Metric]:
+    counts = service.counts
+    yield gauge("puts_running", "Puts that run.", (), alone(service.puts_running))
+    yield gauge(
+        "put_staging_bytes", "Bytes of unfinished puts.", (), alone(service.put_staging_bytes)
+    )
+    yield gauge(
+        "storage_gateway_connections",
+        "Connections from gateways and the admin server.",
+        (),
+        alone(counts.gateway_connections),
+    )
+    yield gauge(
+        "storage_client_connections",
+        "Connections to the target socket.",
+        (),
+        alone(counts.client_connections),
+    )
+    yield gauge(
+        "targets", "Targets that clients have registered.", (), alone(service.registry.count)
+    )
+    yield gauge(
+        "storage_draining",
+        "1 while the storage server takes no more work.",
+        (),
+        alone(service.draining),
+    )

@@ -1,0 +1,32 @@
+"""What buckets hold, as an operator is told."""
+
+from __future__ import annotations
+
+from objectcache_schemas.errors import NotFound
+from objectcache_schemas.messages import BucketUsage, GetUsage
+from objectcache_schemas.records import BucketInfo
+from objectcache_storage_server.engines.base import Engine
+
+
+def bucket_usage(engine: Engine, request: GetUsage) -> tuple[BucketUsage, ...]:
+    """What the asked buckets hold, by name. Raises `NotFound` (NoSuchBucket) for a name."""
+    found: list[BucketUsage] = []
+    for bucket in _asked_buckets(engine, request):
+        try:
+            totals = engine.usage(bucket.name)
+        except NotFound:  # deleted since it was listed
+            continue
+        found.append(
+            BucketUsage(
+                bucket=bucket.name,
+                owner=bucket.owner,
+                object_count=totals.object_count,
+                stored_bytes=totals.stored_bytes,
+            )
+        )
+    return tuple(found)
+
+
+def _asked_buckets(engine: Engine, request: GetUsage) -> list[BucketInfo]:
+    buckets = [engine.bucket(request.bucket)] if request.bucket else engine.buckets()
+    return [bucket for bucket in buckets if request.owner in ("", bucket.owner)]

@@ -1,0 +1,263 @@
+"""Quotas of stored bytes and objects: never exceeded, whatever the order of puts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from objectcache_schemas.accounts import PutUser, User
+from objectcache_schemas.errors import NotFound, StorageFull
+from objectcache_schemas.records import BucketConfiguration, BucketInfo, Quota
+from objectcache_storage_server.accounts.account_book import AccountBook
+from objectcache_storage_server.accounts.directory import AccountDirectory
+from objectcache_storage_server.accounts.quota_book import QuotaBook
+from objectcache_storage_server.accounts.stored_ledger import Reservation, StoredLedger
+from objectcache_storage_server.engines.base import BucketTotals, Engine
+from objectcache_storage_server.engines.memory import MemoryEngine
+
+
+class Store:
+    """Buckets of alice and bob, a ledger over them, and objects by their sizes."""
+
+    def __init__(self, user_quota: Quota = Quota(), **bucket_quotas: Quota) -> None:  # noqa: B008
+        self.engine: Engine = MemoryEngine()
+        book = AccountBook()
+        user = User(name="alice", created_s=1.0, quota=user_quota)
+        book.change(PutUser(user=user, create=True), lambda user: [])
+        self.directory = AccountDirectory(book)
+        self.objects: dict[str, dict[str, int]] = {}
+        self.quotas = QuotaBook(self.engine, book, self.directory)
+        self.ledger = StoredLedger(self.quotas, self.totals)
+        for name, quota in bucket_quotas.items():
+            self.create(name, quota)
+
+    def create(self, name: str, quota: Quota, owner: str = "alice") -> None:
+        self.engine.create_bucket(BucketInfo(name=name, owner=owner, region="", created_s=1.0))
+        self.engine.configure_bucket(name, BucketConfiguration(quota=quota))
+        self.objects[name] = {}
+        self.directory.buckets_changed()
+
+    def totals(self, name: str) -> BucketTotals:
+        if name not in self.objects:
+            raise NotFound(name, code="NoSuchBucket")
+        sizes = self.objects[name].values()
+        return BucketTotals(len(sizes), sum(sizes))
+
+    def info(self, name: str) -> BucketInfo:
+        return self.engine.bucket(name)
+
+    def put(self, bucket: str, key: str, size_bytes: int) -> None:
+        with self.ledger.reserving(self.info(bucket), 1, size_bytes):
+            self.objects[bucket][key] = size_bytes
+
+
+def refused(store: Store, bucket: str, size_bytes: int, object_count: int = 1) -> str:
+    with (
+        pytest.raises(StorageFull) as caught,
+        store.ledger.reserving(store.info(bucket), object_count, size_bytes),
+    ):
+        pass
+    assert caught.value.code == "QuotaExceeded"
+    return caught.value.message
+
+
+def test_a_put_up_to_the_quota_is_let_in_and_one_byte_more_is_not() -> None:
+    store = Store(logs=Quota(stored_bytes=100))
+    store.put("logs", "a", 60)
+    assert "bucket logs may store 100 bytes, and would hold 101" in refused(store, "logs", 41)
+    store.put("logs", "b", 40)
+    assert refused(store, "logs", 1)
+    store.put("logs", "empty", 0)
+
+
+def test_objects_are_counted_apart_from_bytes() -> None:
+    store = Store(logs=Quota(object_count=2))
+    store.put("logs", "a", 1 << 40)
+    store.put("logs", "b", 0)
+    assert "2 objects, not 3" in refused(store, "logs", 0)
+
+
+def test_a_users_quota_is_for_all_of_its_buckets_and_for_no_others() -> None:
+    store = Store(Quota(stored_bytes=100), logs=Quota(), kv=Quota())
+    store.create("bobs", Quota(), owner="bob")
+    store.put("logs", "a", 60)
+    store.put("bobs", "a", 1000)
+    assert "user alice may store 100 bytes" in refused(store, "kv", 41)
+    store.put("kv", "a", 40)
+
+
+def test_a_bucket_made_later_counts() -> None:
+    store = Store(Quota(stored_bytes=100), logs=Quota())
+    store.put("logs", "a", 60)
+    store.create("more", Quota())
+    store.put("more", "a", 40)
+    assert refused(store, "logs", 1)
+
+
+def test_a_quota_changed_meanwhile_is_judged_at_the_commit() -> None:
+    store = Store(logs=Quota(stored_bytes=100))
+    with store.ledger.reserving(store.info("logs"), 1, 80) as reservation:
+        store.engine.configure_bucket("logs", BucketConfiguration(quota=Quota(stored_bytes=50)))
+        store.directory.buckets_changed()
+        with pytest.raises(StorageFull):
+            reservation.confirm(80)
+        reservation.confirm(50)
+
+
+def test_a_size_that_was_not_known_is_judged_at_the_commit() -> None:
+    store = Store(logs=Quota(stored_bytes=100))
+    with store.ledger.reserving(store.info("logs"), 1, 0) as reservation:
+        with pytest.raises(StorageFull):
+            reservation.confirm(101)
+        reservation.confirm(100)
+        assert refused(store, "logs", 1)
+
+
+def test_what_failed_gives_its_room_back() -> None:
+    store = Store(logs=Quota(stored_bytes=100, object_count=1))
+    with pytest.raises(ZeroDivisionError), store.ledger.reserving(store.info("logs"), 1, 100):
+        raise ZeroDivisionError
+    assert refused(store, "logs", 101)
+    store.put("logs", "a", 100)
+
+
+def test_parts_of_open_uploads_count_until_their_upload_ends() -> None:
+    store = Store(Quota(stored_bytes=100), logs=Quota())
+    store.ledger.part_stored("logs", "upload", 1, 50)
+    store.ledger.part_stored("logs", "upload", 2, 40)
+    assert refused(store, "logs", 11)
+    store.ledger.part_stored("logs", "upload", 2, 10)  # in place of the other
+    store.put("logs", "a", 40)
+    assert refused(store, "logs", 1)
+    store.ledger.upload_ended("upload")
+    store.ledger.upload_ended("upload")
+    store.put("logs", "b", 60)
+    store.ledger.part_stored("logs", "another", 1, 50)
+    store.ledger.bucket_deleted("logs")
+    assert "0 uploads" in repr(store.ledger)
+
+
+def test_without_a_quota_no_counter_is_read_once_that_is_known() -> None:
+    store = Store(logs=Quota())
+    info = store.info("logs")
+    assert store.ledger.may_block(info)
+    store.put("logs", "a", 1)
+    assert not store.ledger.may_block(info)
+    store.directory.buckets_changed()
+    assert store.ledger.may_block(info)
+
+
+def test_puts_in_many_threads_never_exceed_the_quota() -> None:
+    store = Store(Quota(stored_bytes=1000), logs=Quota(object_count=70), kv=Quota())
+    seen: list[int] = []
+
+    def run(thread: int) -> None:
+        for index in range(50):
+            bucket = ("logs", "kv")[index % 2]
+            try:
+                store.put(bucket, f"{thread}-{index}", 7)
+            except StorageFull:
+                continue
+            seen.append(sum(store.totals(name).stored_bytes for name in ("logs", "kv")))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(seen) <= 1000
+    assert 990 < store.totals("logs").stored_bytes + store.totals("kv").stored_bytes <= 1000
+    assert store.totals("logs").object_count <= 70
+
+
+SIZES = st.integers(0, 40)
+
+
+class PutsInAnyOrder(RuleBasedStateMachine):
+    """Puts begin, commit, abort and overwrite in any order; deletes and uploads come between."""
+
+    puts = Bundle("puts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = Store(
+            Quota(stored_bytes=100, object_count=6),
+            logs=Quota(stored_bytes=70),
+            kv=Quota(object_count=4),
+        )
+        self.part_bytes: dict[int, int] = {}
+
+    @rule(target=puts, bucket=st.sampled_from(["logs", "kv"]), key=st.integers(0, 3), size=SIZES)
+    def begin(self, bucket: str, key: int, size: int) -> tuple[Reservation, str, str, int] | None:
+        reservation = self.store.ledger.empty(self.store.info(bucket))
+        reservation.object_count = 1
+        try:
+            reservation.confirm(size)
+        except StorageFull:
+            self.store.ledger.release(reservation)
+            return None
+        return reservation, bucket, str(key), size
+
+    @rule(put=consumes(puts))
+    def commit(self, put: tuple[Reservation, str, str, int] | None) -> None:
+        if put is not None:
+            reservation, bucket, key, size = put
+            self.store.objects[bucket][key] = size
+            self.store.ledger.release(reservation)
+
+    @rule(put=consumes(puts))
+    def abort(self, put: tuple[Reservation, str, str, int] | None) -> None:
+        if put is not None:
+            self.store.ledger.release(put[0])
+
+    @rule(bucket=st.sampled_from(["logs", "kv"]), key=st.integers(0, 3))
+    def delete(self, bucket: str, key: int) -> None:
+        self.store.objects[bucket].pop(str(key), None)
+
+    @rule(number=st.integers(1, 3), size=SIZES)
+    def store_part(self, number: int, size: int) -> None:
+        try:
+            with self.store.ledger.reserving(self.store.info("logs"), 0, size):
+                self.part_bytes[number] = size
+                self.store.ledger.part_stored("logs", "upload", number, size)
+        except StorageFull:
+            pass
+
+    @rule()
+    def complete(self) -> None:
+        try:
+            with self.store.ledger.reserving(self.store.info("logs"), 1, 0):
+                self.store.objects["logs"]["joined"] = sum(self.part_bytes.values())
+                self.part_bytes.clear()
+                self.store.ledger.upload_ended("upload")
+        except StorageFull:
+            pass
+
+    @invariant()
+    def no_quota_is_exceeded(self) -> None:
+        logs, kv = self.store.totals("logs"), self.store.totals("kv")
+        parts = sum(self.part_bytes.values())
+        assert logs.stored_bytes + parts <= 70
+        assert kv.object_count <= 4
+        assert logs.stored_bytes + kv.stored_bytes + parts <= 100
+        assert logs.object_count + kv.object_count <= 6
+
+
+TestPutsInAnyOrder = PutsInAnyOrder.TestCase
+
+
+@given(st.lists(SIZES, max_size=12))
+def test_what_is_let_in_alone_is_exactly_what_fits(sizes: list[int]) -> None:
+    store = Store(logs=Quota(stored_bytes=100))
+    stored = 0
+    for index, size in enumerate(sizes):
+        try:
+            store.put("logs", str(index), size)
+            stored += size
+        except StorageFull:
+            assert stored + size > 100
+        assert stored <= 100
