@@ -16,9 +16,11 @@ from benchmarks.cold import measure_cold
 from benchmarks.first_layer import measure_first_layer
 from benchmarks.measure import Row
 from benchmarks.memory_pressure import measure_memory_pressure
+from benchmarks.million_objects import measure_million_objects
 from benchmarks.planning import measure_planning
 from benchmarks.puts import measure_puts
 from benchmarks.report import commit, machine, results_tables, write_json
+from benchmarks.s3 import measure_s3
 from benchmarks.scale import FULL, QUICK, scale_that_fits
 from benchmarks.scheduling import measure_scheduling
 from benchmarks.server_memory import measure_server_memory
@@ -36,6 +38,8 @@ QUESTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "puts": measure_puts,
     "memory-pressure": measure_memory_pressure,
     "small-chunks": measure_small_chunks,
+    "many-objects": measure_million_objects,
+    "s3": measure_s3,
 }
 
 
@@ -67,9 +71,9 @@ def measure(bench: Bench, questions: list[str]) -> Iterator[Row]:
             yield from question(bench)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Entry point; 0 whatever the figures are."""
-    options = parse(sys.argv[1:])
+    options = parse(sys.argv[1:] if arguments is None else arguments)
     available_bytes = psutil.virtual_memory().available
     scale = scale_that_fits(QUICK if options.quick else FULL, available_bytes)
     run: dict[str, object] = {"commit": commit(), "machine": machine(), "scale": scale}

@@ -21,6 +21,7 @@ class Scale:
     pressed_chunks: int  # read again and again while memory is short
     pressed_rounds: int
     small_chunks: int
+    many_objects: int
     repeats: int  # of what is quick
     rounds: int  # of what goes to the device
     is_quick: bool = False
@@ -32,6 +33,7 @@ FULL = Scale(
     pressed_chunks=256,
     pressed_rounds=5,
     small_chunks=100_000,
+    many_objects=1_000_000,
     repeats=7,
     rounds=5,
 )
@@ -41,6 +43,7 @@ QUICK = Scale(
     pressed_chunks=48,
     pressed_rounds=4,
     small_chunks=5_000,
+    many_objects=20_000,
     repeats=2,
     rounds=2,
     is_quick=True,

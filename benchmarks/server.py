@@ -16,8 +16,8 @@ import boto3
 import psutil
 from botocore.config import Config
 
+from benchmarks.storage_socket import StorageSocket
 from objectcache import Client
-from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.cli.credentials import read_credentials
 from objectcache_schemas.messages import Done, SetPolicy
 from objectcache_schemas.records import BucketPolicy, Verification

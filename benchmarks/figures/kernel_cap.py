@@ -20,8 +20,8 @@ from benchmarks.figures.rate_sweep import scaled
 from benchmarks.figures.served import CACHED
 from benchmarks.figures.shaped_link import ShapedLink, shaped_link
 from benchmarks.server import Server, running_server
+from benchmarks.storage_socket import StorageSocket
 from objectcache.calibration.measure import Measurement, Stored
-from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
 

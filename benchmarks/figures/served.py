@@ -14,8 +14,8 @@ from benchmarks.figures.gpu import Bytes, EmulatedGpu, Prefill
 from benchmarks.figures.scaled import ScaledRequest
 from benchmarks.prefix import check_layer, fill_chunks
 from benchmarks.server import Server
+from benchmarks.storage_socket import StorageSocket
 from objectcache import Client, KvBucket
-from objectcache.cli.admin.storage_socket import StorageSocket
 from objectcache.deliveries.delivery import Delivery
 from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
 from objectcache_schemas.traces import DeliveryTrace, GetTraces, Traces
