@@ -15,4 +15,8 @@ def test_under_mixed_load_every_byte_is_right_and_the_servers_stay_flat(tmp_path
     assert outcome.done["deliveries"] > 0
     assert outcome.done["abandon"] > 0
     assert outcome.evicted_chunks > 0
-    assert set(outcome.samples) == {"objectcache_gateway", "objectcache_storage_server"}
+    assert set(outcome.samples) == {
+        "objectcache_gateway",
+        "objectcache_gateway.admin",
+        "objectcache_storage_server",
+    }

@@ -22,7 +22,7 @@ from objectcache.kv_bucket import KvBucket
 from objectcache_schemas.traces import DeliveryTrace
 from tests.integration.served import own_environment, wait_until
 from tests.s3_clients import s3_client
-from tests.servers import RunningServer, start_server
+from tests.servers import RunningServer, ServerProcess, start_server
 
 LAYOUT = KvLayout(
     num_layers=6, chunk_tokens=16, per_layer_chunk_bytes=8192, dtype="float16", fingerprint="trace"
@@ -49,6 +49,22 @@ def stored_prefix(client: Client) -> tuple[KvBucket, list[str]]:
     shape = (CHUNK_COUNT, LAYOUT.num_layers, LAYOUT.per_layer_chunk_bytes)
     bucket.put(keys, np.zeros(shape, dtype=np.uint8))
     return bucket, keys
+
+
+@pytest.fixture(scope="module", autouse=True)
+def admin_api(
+    server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """The admin API beside the server, which `objectcache admin` asks."""
+    flags = [
+        *("--data-dir", str(server.data_dir), "--set", f"server.run_dir={server.run_dir}"),
+        *("--set", "admin.listen=off"),
+    ]
+    log = tmp_path_factory.mktemp("admin") / "log"
+    process = ServerProcess("objectcache_gateway.admin", flags, log)
+    process.wait_ready()
+    yield process
+    process.terminate()
 
 
 def admin_trace(server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
-from objectcache_gateway.admin.authentication import BEARER
 from objectcache_gateway.admin.routes import Call, Nothing, Route
 from objectcache_gateway.admin.schedule import schedule_reply
 from objectcache_schemas.admin_api import StatusData
@@ -49,8 +48,8 @@ def as_bearer(authorization: str) -> str:
     try:
         named = base64.b64decode(authorization.removeprefix(BASIC), validate=True).decode()
     except (binascii.Error, ValueError):
-        return BEARER
-    return BEARER + named.partition(":")[2]
+        return "Bearer"
+    return f"Bearer {named.partition(':')[2]}"
 
 
 async def get_data(call: Call[Nothing, Nothing]) -> StatusData:
