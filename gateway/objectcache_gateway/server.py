@@ -466,10 +466,15 @@ def check_parser() -> None:
         )
 
 
+def failure_level(http_status: int) -> int:
+    """How loudly an answer of 5xx is logged: what is not served, and what is refused for now, is no
+    warning, since a client could fill the log with it.
+    """
+    return logging.INFO if http_status in NO_FAULT_STATUSES else logging.WARNING
+
+
 def _log_failure(exchange: Exchange, error: ObjectCacheError) -> None:
     """Log what this server or the storage server failed at.
-
-    What is not served and what is refused for now is no warning: a client could fill the log.
     A body in progress is no failure of theirs to report: the storage server ends one whose client
     takes no byte, and looks then as it does when it ends itself.
     """
@@ -480,7 +485,7 @@ def _log_failure(exchange: Exchange, error: ObjectCacheError) -> None:
             error,
         )
     elif error.row.http_status >= 500:
-        level = logging.INFO if error.row.http_status in NO_FAULT_STATUSES else logging.WARNING
+        level = failure_level(error.row.http_status)
         logger.log(level, "request %s: %r", exchange.request_id, error)
 
 

@@ -75,12 +75,12 @@ def _program(name: str) -> Path:
     return Path(shutil.which(name, path="/usr/bin:/bin") or f"/usr/bin/{name}")
 
 
-# A command of the aws line takes most of a second to start, so it is left to `make clients`;
-# tests/integration/test_aws_cli.py has it in every run.
+# A command of the aws line takes most of a second to start, and s3fs speaks with botocore as boto3
+# does, so they are left to `make clients`; tests/integration/test_aws_cli.py has aws in every run.
 CLIENTS = (
     Client("boto3", "boto:Boto3", quick_wires=(HTTP, HTTPS)),  # needs no mount for HTTPS
     Client("awscrt", "crt:AwsCrt"),
-    Client("s3fs", "s3fs_files:S3fs", _CLIENTS_PYTHON, _package("s3fs")),
+    Client("s3fs", "s3fs_files:S3fs", _CLIENTS_PYTHON, _package("s3fs"), quick_wires=()),
     Client("minio-py", "minio_py:MinioPy", _CLIENTS_PYTHON, _package("minio")),
     Client("obstore", "obstore_rust:Obstore", _CLIENTS_PYTHON, _package("obstore")),
     Client(
@@ -108,7 +108,7 @@ CLIENTS = (
         "s3cmd_tool:S3cmd",
         needs=_program("s3cmd"),
         remedy="apt-get install s3cmd",
-        quick_wires=(),
+        quick_wires=(HTTP,),
     ),
     Client(
         "aws-cli-debian",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 
 import pytest
@@ -10,6 +11,7 @@ from objectcache_gateway.handlers.copying import copy_source
 from objectcache_gateway.request.addressing import Address
 from objectcache_gateway.request.object_headers import attributes_of
 from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.server import failure_level
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.layout import KvLayout
@@ -79,6 +81,14 @@ def test_what_is_not_served_is_no_warning_in_the_log(servers: Servers) -> None:
     for path in (f"/{BUCKET}/k?retention", f"/{BUCKET}?website"):
         assert call(servers.running, "PUT", path).status == 501
     assert log.read_text("utf-8") == before  # gateway.log_level is warning here
+
+
+@pytest.mark.parametrize(
+    ("status", "level"),
+    [(500, "WARNING"), (501, "INFO"), (502, "WARNING"), (503, "INFO"), (507, "WARNING")],
+)
+def test_only_what_the_server_failed_at_is_a_warning(status: int, level: str) -> None:
+    assert logging.getLevelName(failure_level(status)) == level
 
 
 def test_an_expected_owner_without_a_bucket_is_no_defect(servers: Servers) -> None:
