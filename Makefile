@@ -31,8 +31,10 @@ demo: $(VENV)/.server ## prefill, store and reuse a prefix layer by layer (about
 serve: $(VENV)/.server ## start a server; DATA_DIR=./data LISTEN=127.0.0.1:9000
 	$(BIN)/objectcache serve --data-dir '$(DATA_DIR)' --listen '$(LISTEN)'
 
+# Two workers: tests wait for servers that start and stop, more than they compute. A file's tests stay
+# in one worker, so that they share its servers.
 test: check ## static checks, then every test; PYTEST_ARGS='-k words'
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
 check: $(VENV)/.test ## ruff, mypy, import rules, pyright
 	$(BIN)/ruff check $(SOURCES)

@@ -309,7 +309,7 @@ def test_an_emulated_gpu_waits_for_layers_and_computes_each_in_turn() -> None:
     waited: list[int] = []
     sample = prefill(waited.append, 3, 0.001, started_s=0.0)
     assert waited == [0, 1, 2]
-    assert sample.after_first_s == pytest.approx(0.003)  # no layer was late
+    assert sample.after_first_s >= 0.003 - 1e-9  # each computes for its window; later where we are
 
 
 CALIBRATION = Calibration(
