@@ -1,4 +1,4 @@
-"""One commit of the local engine: judge, flush, and change the index in one transaction.
+"""One commit of the local engine: judged, its bytes flushed, and named in the index.
 
 It is judged twice. The first time without a lock, so that what is refused or stored already costs
 no flush; the second time inside the transaction, whose verdict counts.
@@ -6,6 +6,7 @@ no flush; the second time inside the transaction, whose verdict counts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -76,102 +77,111 @@ class NewObject:
 
 
 class LocalCommit:
-    """The steps of a commit, and what it found on the way."""
+    """The steps of a commit, and what it found on the way. `commit_group` takes them in order."""
 
     def __init__(self, engine: LocalEngine, new: Sequence[NewObject], condition: Condition) -> None:
         self.damaged: dict[str, str] = {}  # key to reason, of stored versions that were replaced
+        self.bucket_name = new[0].staged.bucket
+        self.keys = [each.key for each in new]
+        self.to_store: Sequence[NewObject] = ()
+        self.replaced: list[Version] = []
+        self.taken_over: list[Version] = []
+        self.versions: Sequence[Version] = ()  # what was stored
+        self.durable = True
         self._engine = engine
         self._holdings = engine.holdings
         self._new = new
         self._condition = condition
-        self._keys = [each.key for each in new]
+        self._stored: Mapping[str, Version] = {}
         self._flushed: set[int] = set()
         self._same_bytes: dict[tuple[str, int], bool] = {}  # by key and serial, where it was read
 
-    def carry_out(self) -> list[Committed]:
-        """Store what is not stored yet; raises as `Engine.commit` says."""
-        engine = self._engine
-        bucket_name = self._new[0].staged.bucket
-        with engine.index.reading() as view:
-            bucket = view.bucket(bucket_name)
-            stored = view.versions(bucket.number, self._keys)
-        to_store = self._judge(bucket, stored)
-        engine.make_room_in(bucket, self._growth_bytes(to_store, stored))
-        self._flush(bucket.info, to_store)
-        with engine.changing:
-            numbers, rows = self._holdings.new_object_rows(len(self._new))
-            try:
-                with engine.index.writing(durable=False) as change:
-                    bucket = change.bucket(bucket_name)
-                    stored = change.versions(bucket.number, self._keys)
-                    to_store = self._judge(bucket, stored)
-                    self._check_quota(bucket, self._growth_bytes(to_store, stored))
-                    self._flush(bucket.info, to_store)
-                    replaced = [stored[each.key] for each in to_store if each.key in stored]
-                    taken_over = self._take_over(change, to_store)
-                    emptied = self._holdings.emptied_by(replaced)
-                    change.remove_extents(emptied)
-                    versions = self._add_versions(change, bucket, to_store, numbers, rows)
-            except BaseException:
-                self._holdings.give_back_objects(numbers)
-                raise
-            self._holdings.give_back_objects(numbers[len(versions) :])
-            self._holdings.forget([*replaced, *taken_over])
-            self._holdings.store(versions, rows[: len(versions)])
-            self._holdings.used(self._kept(to_store, stored), are_prefix=False)
-            for each in to_store:
-                each.staged.keep()
-            # From here on anybody may delete them, and their extents' numbers be others'.
-            extents = sorted({number for version in versions for number in version.extents})
-            direct_ranges = engine.direct_ranges(extents)
-            durable = bucket.info.policy.durability is Durability.SYNC
-            if not durable:
-                engine.flusher.add(extents, emptied)
-        if durable:
-            engine.index.sync()  # commits of several threads share one
-            engine.flusher.drop(emptied)  # until then a crash may bring them back
-            engine.drop_from_cache(direct_ranges)
-        return self._outcome(to_store, stored)
+    @property
+    def takes_over(self) -> bool:
+        """Whether it deletes stored versions to have their extents."""
+        return any(each.staged.sources for each in self._new)
 
-    @staticmethod
-    def _take_over(change: IndexChange, to_store: Sequence[NewObject]) -> list[Version]:
+    def prepare(self) -> None:
+        """Refuse what is refused already, and make room; raises as `Engine.commit` says."""
+        with self._engine.index.reading() as view:
+            bucket = view.bucket(self.bucket_name)
+            self._stored = view.versions(bucket.number, self.keys)
+        self.to_store = self._judge(bucket, self._stored)
+        self.durable = bucket.info.policy.durability is Durability.SYNC
+        self._engine.make_room_in(bucket, self._growth_bytes(self.to_store, self._stored))
+
+    def written_extents(self) -> set[int]:
+        """Extents that have to be durable before the index names them."""
+        if not self.durable:
+            return set()
+        # What is taken over from stored versions was flushed with them.
+        written = [each for each in self.to_store if not each.staged.sources]
+        return {number for each in written for number in each.staged.place()[0]}
+
+    def flushed(self) -> None:
+        """The bytes of `written_extents` are durable."""
+        self._flushed |= self.written_extents()
+
+    def judge_again(self, change: IndexChange, grown_bytes: Counter[int]) -> BucketRow:
+        """The verdict that counts. `grown_bytes`, by bucket, of what is stored with it.
+
+        Raises as `Engine.commit` says, and then has changed nothing.
+        """
+        bucket = change.bucket(self.bucket_name)
+        self._stored = stored = change.versions(bucket.number, self.keys)
+        self.to_store = self._judge(bucket, stored)
+        growth_bytes = self._growth_bytes(self.to_store, stored)
+        self._check_quota(bucket, grown_bytes[bucket.number], growth_bytes)
+        self.durable = bucket.info.policy.durability is Durability.SYNC
+        missing = self.written_extents() - self._flushed
+        if missing:  # the verdict is another one by now
+            self._engine.flush_extents(sorted(missing))
+        grown_bytes[bucket.number] += growth_bytes
+        self.replaced = [stored[each.key] for each in self.to_store if each.key in stored]
+        self.taken_over = self._take_over(change)
+        return bucket
+
+    def _take_over(self, change: IndexChange) -> list[Version]:
         """Delete the versions whose extents the new ones are; raises `InvalidRequest`."""
-        wanted = [version for each in to_store for version in each.staged.sources]
+        wanted = [version for each in self.to_store for version in each.staged.sources]
         deleted = change.delete(version.name for version in wanted)
         if len(deleted) < len(wanted):
             raise InvalidRequest("a part changed during completion", code="InvalidPart")
         return deleted
 
-    def _kept(self, to_store: Sequence[NewObject], stored: Mapping[str, Version]) -> list[Version]:
-        """What was stored before, and was put again."""
-        new_keys = {each.key for each in to_store}
-        return [stored[key] for key in self._keys if key not in new_keys]
+    def name_versions(
+        self, change: IndexChange, bucket: BucketRow, numbers: Sequence[int]
+    ) -> Sequence[Version]:
+        """Give the new versions numbers, and add their extents."""
+        self.versions = [
+            each.version(bucket, number)
+            for each, number in zip(self.to_store, numbers, strict=True)
+        ]
+        self._add_extents(change, bucket, self.versions)
+        return self.versions
 
-    def _outcome(
-        self, to_store: Sequence[NewObject], stored: Mapping[str, Version]
-    ) -> list[Committed]:
-        is_new = {each.key for each in to_store}
+    def keep(self) -> None:
+        """The index names them now."""
+        kept = self._kept()
+        if kept:
+            self._holdings.used(kept, are_prefix=False)
+        for each in self.to_store:
+            each.staged.keep()
+
+    def _kept(self) -> list[Version]:
+        """What was stored before, and was put again."""
+        new_keys = {each.key for each in self.to_store}
+        return [self._stored[key] for key in self.keys if key not in new_keys]
+
+    def outcome(self) -> list[Committed]:
+        """What became of each object."""
+        is_new = {each.key for each in self.to_store}
         return [
             Committed(each.info, existed=False)
             if each.key in is_new
-            else Committed(stored[each.key].info, existed=True)
+            else Committed(self._stored[each.key].info, existed=True)
             for each in self._new
         ]
-
-    def _add_versions(
-        self,
-        change: IndexChange,
-        bucket: BucketRow,
-        to_store: Sequence[NewObject],
-        numbers: Sequence[int],
-        rows: npt.NDArray[np.void],
-    ) -> list[Version]:
-        """Name the new versions, under the first of `numbers`, and their extents."""
-        versions = [each.version(bucket, numbers[at]) for at, each in enumerate(to_store)]
-        fill_rows(rows[: len(versions)], versions)
-        self._add_extents(change, bucket, versions)
-        change.add(versions, rows[: len(versions)])
-        return versions
 
     def _add_extents(
         self, change: IndexChange, bucket: BucketRow, versions: Sequence[Version]
@@ -233,7 +243,7 @@ class LocalCommit:
                 hasher.update(part)
         return hasher.finish() == new.checksums()
 
-    # --- room and flush ---
+    # --- room ---
 
     @staticmethod
     def _growth_bytes(to_store: Sequence[NewObject], stored: Mapping[str, Version]) -> int:
@@ -242,23 +252,13 @@ class LocalCommit:
             for each in to_store
         )
 
-    def _check_quota(self, bucket: BucketRow, growth_bytes: int) -> None:
+    def _check_quota(self, bucket: BucketRow, grown_bytes: int, growth_bytes: int) -> None:
         quota_bytes = bucket.info.policy.quota_bytes
-        stored_bytes = self._holdings.stored_bytes.get(bucket.number, 0)
+        stored_bytes = self._holdings.stored_bytes.get(bucket.number, 0) + grown_bytes
         if quota_bytes is not None and growth_bytes > 0:
             over_bytes = stored_bytes + growth_bytes - quota_bytes
             if over_bytes > 0:
                 raise quota_exceeded(bucket.info, stored_bytes, growth_bytes)
-
-    def _flush(self, bucket: BucketInfo, to_store: Sequence[NewObject]) -> None:
-        """Make the bytes durable before the index names them, where the bucket asks for it."""
-        if bucket.policy.durability is Durability.ASYNC:
-            return
-        # What is taken over from stored versions was flushed with them.
-        written = [each for each in to_store if not each.staged.sources]
-        numbers = {number for each in written for number in each.staged.place()[0]}
-        self._engine.flush_extents(sorted(numbers - self._flushed))
-        self._flushed |= numbers
 
 
 def quota_exceeded(bucket: BucketInfo, stored_bytes: int, growth_bytes: int) -> StorageFull:

@@ -46,7 +46,7 @@ from objectcache_storage_server.engines.base import (
     Staged,
     StagedPrefix,
     StagedPut,
-    check_etag,
+    check_unchanged,
 )
 from objectcache_storage_server.engines.block_checksums import (
     slice_block_bytes,
@@ -61,6 +61,7 @@ from objectcache_storage_server.engines.bucket_rules import (
 from objectcache_storage_server.engines.commit_rules import check_batch
 from objectcache_storage_server.engines.keys import key_bytes
 from objectcache_storage_server.engines.local.commit import LocalCommit, NewObject
+from objectcache_storage_server.engines.local.commit_group import CommitGroups
 from objectcache_storage_server.engines.local.eviction import choose_victims
 from objectcache_storage_server.engines.local.flusher import DataFlush, Flusher
 from objectcache_storage_server.engines.local.geometry import split_into_extents
@@ -138,6 +139,7 @@ class LocalEngine(Engine):
             self.path_use = PathUse(self.volume, settings.overlap)
             self._data_flush = DataFlush(self.volume)
             self.flusher = Flusher(self)
+            self._commit_groups = CommitGroups(self)
             recover(self)
             self.upkeep = Upkeep(self)
             opened.callback(self.upkeep.close)
@@ -158,9 +160,9 @@ class LocalEngine(Engine):
     def bucket(self, name: str) -> BucketInfo:
         return self._bucket_row(name).info
 
-    def buckets(self) -> list[BucketInfo]:
+    def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
         with self.index.reading() as view:
-            return [bucket for bucket in view.buckets() if not bucket.name.startswith(".")]
+            return view.buckets(after, limit)
 
     def delete_bucket(self, name: str) -> None:
         with self.index.writing() as change:
@@ -267,24 +269,25 @@ class LocalEngine(Engine):
             modified_s = self.clock()
             new = [NewObject.of(put, modified_s) for put in puts]
             commit = LocalCommit(self, new, condition)
-            committed = commit.carry_out()
+            commit.prepare()
+            self._commit_groups.store(commit)
         finally:
             for put in puts:
                 put.staged.discard()  # of no effect on what was stored
         for key, reason in commit.damaged.items():
             self.count_damaged(key, reason)
-        return committed
+        return commit.outcome()
 
     def replace_attributes(
-        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+        self, bucket: str, seen: ObjectInfo, attributes: ObjectAttributes
     ) -> ObjectInfo:
         with self.changing:
             with self.index.writing(durable=False) as change:
                 number = change.bucket(bucket).number
-                version = change.versions(number, [key]).get(key)
+                version = change.versions(number, [seen.key]).get(seen.key)
                 if version is None:
-                    raise no_such_key(key)
-                check_etag(version.info, etag)
+                    raise no_such_key(seen.key)
+                check_unchanged(version.info, seen)
                 info = msgspec.structs.replace(version.info, attributes=attributes)
                 # A version of its own in the same place: who is about to move the old one, and
                 # would store its attributes, finds it gone.

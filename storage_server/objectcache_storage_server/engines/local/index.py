@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import lmdb
 
+from objectcache_schemas.durable_names import flush_directory
 from objectcache_schemas.errors import StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.index_change import IndexChange
@@ -215,7 +216,7 @@ def _open(folder: Path, bytes_max: int) -> lmdb.Environment:
     )
     _fill_up(folder / "data.mdb", environment)
     for directory in (folder, folder.parent):
-        _flush_directory(directory)
+        flush_directory(directory)
     return environment
 
 
@@ -226,15 +227,6 @@ def _fill_up(path: Path, environment: lmdb.Environment) -> None:
     size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if path.stat().st_size < size_bytes:
         os.truncate(path, size_bytes)
-
-
-def _flush_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _prepare(environment: lmdb.Environment) -> Databases:

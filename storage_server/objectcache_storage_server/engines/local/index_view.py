@@ -105,9 +105,26 @@ class IndexView:
                 rows.append(row)
         return rows
 
-    def buckets(self) -> list[BucketInfo]:
-        """What `bucket_rows` says of each."""
-        return [row.info for row in self.bucket_rows()]
+    def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
+        """Buckets after this name, by name, without those that begin with a dot. What is damaged
+        is left out, and in `damage`.
+        """
+        found: list[BucketInfo] = []
+        first = key_bytes(after) + b"\0"
+        cursor = self._txn.cursor(self._databases.buckets)
+        if not cursor.set_range(first):
+            return found
+        for name, stored in cursor:
+            if limit is not None and len(found) >= limit:
+                break
+            if name.startswith(b"."):
+                continue
+            row = unseal_bucket(name, stored)
+            if row is None:
+                self.damage.buckets.add(key_text(name))
+            else:
+                found.append(row.info)
+        return found
 
     # --- objects by key ---
 
