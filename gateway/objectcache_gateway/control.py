@@ -18,13 +18,14 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from objectcache_gateway.admin.connections import AdminConnection
 from objectcache_gateway.metrics.families import gateway_families
 from objectcache_gateway.server import Gateway
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.logs import log_level, set_log_level
 from objectcache_schemas.metric_families import CONTENT_TYPE, MetricsPage
+from objectcache_schemas.socket_paths import check_socket_path
 
-SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un, less its closing NUL
 BODY_BYTES_MAX = 1024
 BACKLOG = 16
 
@@ -68,18 +69,14 @@ class Control:
         socket cannot be made.
         """
         path = self._path
-        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-            raise InvalidRequest(
-                f"the socket path {path} is over {SOCKET_PATH_BYTES_MAX} bytes; "
-                "set server.run_dir to a shorter directory"
-            )
+        check_socket_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.unlink(missing_ok=True)
             before = os.umask(0o177)  # it is nobody else's for not a moment
             try:
                 self._listener = await asyncio.get_running_loop().create_unix_server(
-                    self._server, str(path), backlog=BACKLOG
+                    lambda: AdminConnection(self._server), str(path), backlog=BACKLOG
                 )
             finally:
                 os.umask(before)

@@ -13,12 +13,14 @@ from typing import NamedTuple
 from aiohttp import HttpVersion11, web
 
 from objectcache_gateway.access.authorizer import RequestAccess
+from objectcache_gateway.bodies.arrival import ArrivalBudget
 from objectcache_gateway.bodies.body import BodyDecoder
 from objectcache_gateway.handlers.xml_render import XML, error_document
 from objectcache_gateway.request.addressing import Address
 from objectcache_gateway.request.delivery_headers import adopted_request_id
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.routes import Operation
+from objectcache_gateway.request.xml_tree import SMALL_XML_BYTES_MAX
 from objectcache_gateway.signing.sigv4 import Authenticated
 from objectcache_gateway.staging_memory import StagingMemory
 from objectcache_gateway.storage_connection import StoragePool
@@ -93,7 +95,7 @@ class Exchange:
         self.refused_by = ""  # the quota, where it was one
         self.object_bytes: int | None = None  # of the object that is read or stored
         self.matched: PrefixMatch | None = None  # what a match has found
-        self.body_stalled = False  # the request's body stopped arriving
+        self.body_stalled = False  # the request's body stopped arriving, or nearly
         self.response: web.StreamResponse | None = None  # once its head is on the wire
         self._head: RequestHead | None = None
         self._asked: Asked | None = None
@@ -209,25 +211,31 @@ class Exchange:
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives, still in its aws-chunked framing.
 
-        Raises `InvalidRequest`: RequestTimeout when it stops arriving, IncompleteBody when HTTP's
-        own framing breaks.
+        Raises `InvalidRequest`: RequestTimeout when it stops arriving, or arrives too slowly for
+        too long; IncompleteBody when HTTP's own framing breaks.
         """
         self.send_continue()
-        stall_timeout_s = self.settings.gateway.body_stall_timeout_s
+        gateway = self.settings.gateway
+        budget = ArrivalBudget(gateway.body_stall_timeout_s, gateway.body_rate_bytes_per_s_min)
         content = self.request.content
         while not content.at_eof():
+            asked_s = time.monotonic()
             try:
-                async with asyncio.timeout(stall_timeout_s):
+                async with asyncio.timeout(budget.left_s):
                     data = await content.readany()
             except TimeoutError as error:
                 self.body_stalled = True
                 raise InvalidRequest(
-                    f"no byte of the body arrived for {stall_timeout_s:g} s", code="RequestTimeout"
+                    f"for {gateway.body_stall_timeout_s:g} s the body arrived at less than "
+                    f"{gateway.body_rate_bytes_per_s_min} bytes/s, or not at all "
+                    "(gateway.body_stall_timeout_s, gateway.body_rate_bytes_per_s_min)",
+                    code="RequestTimeout",
                 ) from error
             except web.RequestPayloadError as error:
                 raise InvalidRequest(
                     "the body's framing is broken", code="IncompleteBody"
                 ) from error
+            budget.arrived(len(data), time.monotonic() - asked_s)
             self.received_bytes += len(data)
             if data:
                 yield data
@@ -258,6 +266,11 @@ class Exchange:
                 payload += piece
         decoder.finish()
         return bytes(payload)
+
+    async def read_xml(self, bytes_max: int = SMALL_XML_BYTES_MAX) -> bytes:
+        """A whole XML body of a kind that is small in S3 too."""
+        bytes_max = min(bytes_max, self.settings.limits.xml_body_bytes_max)
+        return await self.read_body(self.decoder(bytes_max))
 
     # --- the response ---
 
@@ -293,6 +306,11 @@ class Exchange:
         """A response whose body follows."""
         return web.StreamResponse(status=status, headers={**self.base_headers, **more})
 
+    def failed(self, error: ObjectCacheError) -> None:
+        """Note for the metrics and the logs that the request was answered with an error."""
+        self.error_code = error.code
+        self.refused_by = error.details.quota or ""
+
     def error(
         self,
         error: ObjectCacheError,
@@ -300,8 +318,7 @@ class Exchange:
         more_elements: Sequence[str] = (),
     ) -> web.Response:
         """The response to an error, with more headers and XML elements; a HEAD gets no body."""
-        self.error_code = error.code
-        self.refused_by = error.details.quota or ""
+        self.failed(error)
         named = {**self.base_headers, **(more or {})}
         method, resource = self.request.method, self.request.raw_path
         return error_response(error, method, resource, named, more_elements)

@@ -6,6 +6,11 @@ healthz is reached by any signed request.
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
+
 import msgspec
 from aiohttp import web
 
@@ -15,6 +20,7 @@ from objectcache_schemas.errors import Busy, ObjectCacheError
 from objectcache_schemas.messages import GetHealth, Health
 
 PATH = "/healthz"
+KEPT_S = 1.0
 
 
 def is_health_check(request: web.BaseRequest, target: Target) -> bool:
@@ -27,23 +33,57 @@ def is_health_check(request: web.BaseRequest, target: Target) -> bool:
     )
 
 
-async def health_response(exchange: Exchange) -> web.Response:
-    """200 when the storage server serves, else 503; the body says so as JSON.
+class HealthState(NamedTuple):
+    """What a health check is answered with."""
 
-    A gateway whose storage connections are all in use is busy, not ill.
+    status: int
+    body: Mapping[str, str]
+
+
+class HealthCheck:
+    """The storage server's health, asked for at most once in `KEPT_S`: nobody signs these requests,
+    and the storage server has other work. `clock` is monotonic.
     """
-    try:
-        health = await exchange.storage.call(GetHealth(), Health)
-    except Busy:
-        return _response(exchange, 200, {"status": "busy"})
-    except ObjectCacheError as error:
-        return _response(exchange, 503, {"status": "unavailable", "message": error.message})
-    status = "draining" if health.draining else "ok"
-    return _response(
-        exchange, 503 if health.draining else 200, {"status": status, "engine": health.engine}
-    )
+
+    def __init__(
+        self,
+        ask: Callable[[GetHealth], Awaitable[Health]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._asking = asyncio.Lock()
+        self._state: HealthState | None = None
+        self._kept_until_s = 0.0
+
+    async def state(self) -> HealthState:
+        """The health, at most `KEPT_S` old."""
+        async with self._asking:
+            if self._state is None or self._clock() >= self._kept_until_s:
+                self._state = await self._asked()
+                self._kept_until_s = self._clock() + KEPT_S
+            return self._state
+
+    async def _asked(self) -> HealthState:
+        """200 when the storage server serves, else 503; the body says so.
+
+        A gateway whose storage connections are all in use is busy, not ill.
+        """
+        try:
+            health = await self._ask(GetHealth())
+        except Busy:
+            return HealthState(200, {"status": "busy"})
+        except ObjectCacheError as error:
+            return HealthState(503, {"status": "unavailable", "message": error.message})
+        if health.draining:
+            return HealthState(503, {"status": "draining", "engine": health.engine})
+        return HealthState(200, {"status": "ok", "engine": health.engine})
+
+    def __repr__(self) -> str:
+        return f"<HealthCheck {self._state}>"
 
 
-def _response(exchange: Exchange, status: int, body: dict[str, str]) -> web.Response:
+def health_response(exchange: Exchange, state: HealthState) -> web.Response:
+    """The answer, as JSON."""
     named = {**exchange.base_headers, "Content-Type": "application/json"}
-    return web.Response(status=status, body=msgspec.json.encode(body), headers=named)
+    return web.Response(status=state.status, body=msgspec.json.encode(state.body), headers=named)

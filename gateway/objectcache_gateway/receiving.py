@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from objectcache_gateway.bodies.body import BodyDecoder, BodyResult
 from objectcache_gateway.exchange import Exchange, feed
 from objectcache_gateway.storage_connection import StorageConnection
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, ObjectCacheError
 from objectcache_schemas.messages import AbortPut, Done
+
+SMALL_BYTES_MAX = 64 << 10  # of a body that is received whole before a put begins
+
+
+def is_small(decoder: BodyDecoder) -> bool:
+    """Whether a body is received whole before the storage server is asked to make room for it, so
+    that one which arrives slowly keeps no room from others.
+    """
+    size_bytes = decoder.expected_bytes
+    return size_bytes is not None and size_bytes <= SMALL_BYTES_MAX
 
 
 async def receive_into_put(
@@ -33,11 +44,34 @@ async def receive_into_put(
 
 async def receive_whole(exchange: Exchange, decoder: BodyDecoder) -> tuple[bytes, BodyResult]:
     """A small body, and what it was. Raises what is wrong with it."""
+    payload = await _gathered(exchange, decoder)
+    return payload, decoder.finish()
+
+
+async def put_whole(connection: StorageConnection, payload: bytes) -> None:
+    """Pass a body that is at hand on to a put that asked for data."""
+    if payload:
+        await connection.send_data([payload])
+    await connection.end_data()
+
+
+async def decoded(
+    exchange: Exchange, decoder: BodyDecoder
+) -> AsyncIterator[Sequence[bytes | memoryview]]:
+    """The body as it arrives, decoded; a small one in one piece, once all of it is there."""
+    if is_small(decoder):
+        yield [await _gathered(exchange, decoder)]
+        return
+    async for data in exchange.pieces():
+        yield await feed(decoder, data)
+
+
+async def _gathered(exchange: Exchange, decoder: BodyDecoder) -> bytes:
     payload = bytearray()
     async for data in exchange.pieces():
         for piece in await feed(decoder, data):
             payload += piece
-    return bytes(payload), decoder.finish()
+    return bytes(payload)
 
 
 async def abort_put(connection: StorageConnection) -> None:

@@ -34,7 +34,7 @@ from objectcache_gateway.exchange import (
 )
 from objectcache_gateway.handlers.buckets import check_expected_owner
 from objectcache_gateway.handlers.operations import HANDLERS
-from objectcache_gateway.health import health_response, is_health_check
+from objectcache_gateway.health import HealthCheck, health_response, is_health_check
 from objectcache_gateway.listening import Acceptor
 from objectcache_gateway.metrics.families import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts
@@ -62,7 +62,7 @@ from objectcache_schemas.errors import (
     Unavailable,
     Unsupported,
 )
-from objectcache_schemas.messages import Bucket, Object, RequestsTaken
+from objectcache_schemas.messages import Bucket, Health, Object, RequestsTaken
 from objectcache_schemas.settings import Settings
 
 # A key of 1,024 bytes triples when it is encoded, and a presigned query comes on top.
@@ -206,6 +206,7 @@ class Gateway:
         self._allowances = RequestAllowances(
             lambda request: self._storage.call(request, RequestsTaken)
         )
+        self._health = HealthCheck(lambda request: self._storage.call(request, Health))
         self._staging = StagingMemory()
         self._requests_in_flight = 0
         self._none_in_flight = asyncio.Event()
@@ -337,7 +338,7 @@ class Gateway:
         request = exchange.request
         target = split_target(request.raw_path)
         if is_health_check(request, target):
-            return await health_response(exchange)
+            return health_response(exchange, await self._health.state())
         self._admit(request)
         if request.method == "OPTIONS":
             refuse_preflight(request.headers.get)
@@ -366,12 +367,13 @@ class Gateway:
             return self._authenticate(exchange, target)
 
     async def _authorize(self, exchange: Exchange, caller: Caller) -> None:
-        """Decide whether the caller may do this, and may do it now."""
+        """Decide whether the caller may ask now, may do this, and may do it now."""
+        await self._allowances.spend_of_caller(caller)
         access = await self._authorizer.authorize(
             caller, exchange.operation, exchange.address, exchange.query
         )
         exchange.permit(access)
-        await self._allowances.spend(caller, access.bucket)
+        await self._allowances.spend_of_bucket(access.bucket)
 
     def _authenticate(self, exchange: Exchange, target: Target) -> Caller:
         """Establish what is asked and who asks."""

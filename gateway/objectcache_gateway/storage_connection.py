@@ -38,9 +38,6 @@ from objectcache_schemas.frames import (
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.message import PROTOCOL_VERSION, Message
 from objectcache_schemas.messages import (
-    CompleteUpload,
-    CopyObject,
-    CopyPart,
     DeliveryAccepted,
     Hello,
     ObjectOpened,
@@ -59,10 +56,6 @@ PIECES_MAX = 512  # of one call to sendmsg; the system's own limit is 1,024
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 5.0  # above what a restart takes, below what clients wait for an answer
 RECONNECT_PAUSE_S = 0.05
-# Joining and copying move whole objects within the storage server before they answer, so their
-# silence grows with the object; every other request's does not.
-LONG_REPLY_TIMEOUT_FACTOR = 10
-_LONG_REQUESTS = (CompleteUpload, CopyObject, CopyPart)
 
 _REPLY: msgspec.msgpack.Decoder[StorageReply] = msgspec.msgpack.Decoder(StorageReply)
 # After these, and after an object without its body, the conversation goes on; after any other reply
@@ -149,11 +142,10 @@ class StorageConnection:
     ) -> R:
         """Send a message, with a file descriptor beside it if given, and return the reply.
 
-        `timeout_s` replaces how long its kind of message may stay unanswered.
+        `timeout_s` replaces how long a message may stay unanswered.
         """
         await self.send(message, descriptor=descriptor)
-        factor = LONG_REPLY_TIMEOUT_FACTOR if isinstance(message, _LONG_REQUESTS) else 1
-        return await self.receive(reply_type, timeout_s=timeout_s or self._timeout_s * factor)
+        return await self.receive(reply_type, timeout_s=timeout_s)
 
     async def ask_for_descriptor(
         self, message: Message, reply_type: type[R]
@@ -521,10 +513,12 @@ class StoragePool:
             self._in_use -= 1
             conversation.end()
 
-    async def call(self, request: Message, reply_type: type[R]) -> R:
-        """A conversation of one request and one reply."""
+    async def call(
+        self, request: Message, reply_type: type[R], *, timeout_s: float | None = None
+    ) -> R:
+        """A conversation of one request and one reply; `timeout_s` as in `ask`."""
         async with self.conversation() as conversation:
-            return await conversation.begin(request, reply_type)
+            return await conversation.begin(request, reply_type, timeout_s=timeout_s)
 
     @property
     def in_use(self) -> int:

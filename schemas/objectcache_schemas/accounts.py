@@ -8,6 +8,7 @@ that deny. Storage servers keep the accounts, gateways follow them with `WatchDi
 from __future__ import annotations
 
 import enum
+import re
 from typing import Annotated
 
 import msgspec
@@ -17,6 +18,8 @@ from objectcache_schemas.records import Quota
 
 ROOT_USER = "root"  # owns what the root key creates, and may do everything
 ANY_BUCKET = "*"
+# The root key's, and what logs and metrics say of requests that are no user's.
+RESERVED_NAMES = frozenset({ROOT_USER, "anonymous", "nobody", "none", "other"})
 # They end with \Z, because $ also matches before a last newline.
 USER_NAME_PATTERN = r"^[A-Za-z0-9_+=,.@-]{1,64}\Z"
 ACCESS_KEY_PATTERN = r"^[A-Za-z0-9_+=,.@-]{3,128}\Z"
@@ -28,6 +31,24 @@ TOKENS_MAX = 1024
 
 UserName = Annotated[str, msgspec.Meta(pattern=USER_NAME_PATTERN)]
 AccessKeyId = Annotated[str, msgspec.Meta(pattern=ACCESS_KEY_PATTERN)]
+
+
+def check_name(whose: str, name: str) -> None:
+    """Raise `ValueError` unless `name` can be a user's or a token's; `whose` is "a user"."""
+    if not re.fullmatch(USER_NAME_PATTERN, name):
+        raise ValueError(
+            f"{whose}'s name has 1 to 64 letters, digits and characters of _ + = , . @ -, and no "
+            f"spaces; {name[:64]!a} does not"
+        )
+
+
+def check_user_name(name: str) -> None:
+    """Raise `ValueError` unless a user that is made can be called `name`."""
+    check_name("a user", name)
+    if not name[0].isalnum():
+        raise ValueError(f"a user's name begins with a letter or a digit; {name!r} does not")
+    if name.lower() in RESERVED_NAMES:
+        raise ValueError(f"no user can be called {name!r}: the word means something else already")
 
 
 class _Record(
@@ -45,11 +66,16 @@ class Access(enum.Enum):
 
 
 class Grant(_Record, frozen=True):
-    """Access to a bucket, or to the keys in it that begin with `prefix`."""
+    """Access to a bucket, or to the keys in it that begin with `prefix`.
+
+    A user's grant on a bucket ends with that bucket: another one of the same name was made at
+    another time. A key's scope only narrows, so it goes by the name alone.
+    """
 
     bucket: str  # a name, or "*" for every bucket
     access: tuple[Access, ...]
     prefix: str = ""
+    bucket_created_s: float | None = None  # of the bucket that is meant; in a change, None is now's
 
 
 class User(_Record, frozen=True):
@@ -103,7 +129,11 @@ class _Change(
 
 
 class PutUser(_Change, frozen=True):
-    """Make a user, or replace one. `create` refuses an existing one."""
+    """Make a user, or replace one. `create` refuses an existing one.
+
+    Its grants are bound to the buckets there are, and those on buckets that are gone are left out.
+    NotFound (NoSuchBucket) where one is to be bound and there is no such bucket.
+    """
 
     user: User
     create: bool
@@ -115,11 +145,30 @@ class DeleteUser(_Change, frozen=True):
     name: str
 
 
+class RebindGrants(_Change, frozen=True):
+    """Bind all users' grants, which came with a backup, to the buckets there are now.
+
+    Kept are the grants that held when the backup was made, on buckets that are here.
+    """
+
+    created_s: dict[str, float]  # when each bucket of the backup was made, by name
+
+
 class PutKey(_Change, frozen=True):
     """Make an access key, or replace one of the same user. `create` refuses an existing one."""
 
     key: AccessKey
     create: bool
+
+
+class RotateKey(_Change, frozen=True):
+    """Make a key that takes over, and replace the one of the same user that it takes over from.
+
+    Both or neither, so that no crash leaves the old one without its end.
+    """
+
+    key: AccessKey
+    old: AccessKey
 
 
 class DeleteKey(_Change, frozen=True):
@@ -140,7 +189,9 @@ class DeleteToken(_Change, frozen=True):
     token_id: str
 
 
-AccountChange = PutUser | DeleteUser | PutKey | DeleteKey | PutToken | DeleteToken
+AccountChange = (
+    PutUser | DeleteUser | RebindGrants | PutKey | RotateKey | DeleteKey | PutToken | DeleteToken
+)
 
 
 # --- messages -------------------------------------------------------------------------------------

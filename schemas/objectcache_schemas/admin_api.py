@@ -18,6 +18,8 @@ from objectcache_schemas.accounts import (
     USER_NAME_PATTERN,
     Access,
     Grant,
+    check_name,
+    check_user_name,
 )
 from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.layout import KvLayout
@@ -51,15 +53,19 @@ RESOURCES = (
     *("users", "keys", "tokens", "buckets", "usage", "engine", "schedule", "traces"),
     *("metrics", "server", "status"),
 )
+READ_ONLY = ("usage", "traces", "metrics", "status")
 READ, WRITE = "read", "write"
 SCOPE_ADMIN = "admin"  # everything, backup and restore too
 SCOPE_READ = "read"  # whatever only reads
 SCOPES = (
     SCOPE_ADMIN,
     SCOPE_READ,
-    *(f"{resource}:{access}" for resource in RESOURCES for access in (READ, WRITE)),
+    *(f"{resource}:{READ}" for resource in RESOURCES),
+    *(f"{resource}:{WRITE}" for resource in RESOURCES if resource not in READ_ONLY),
 )
 
+# Refused in words where something is made: a decoder would say the pattern.
+NewName = Annotated[str, msgspec.Meta(extra_json_schema={"pattern": USER_NAME_PATTERN})]
 Name = Annotated[str, msgspec.Meta(pattern=USER_NAME_PATTERN)]
 Note = Annotated[str, msgspec.Meta(max_length=NOTE_CHARS_MAX)]
 Lifetime = Annotated[float, msgspec.Meta(gt=0, le=LIFETIME_S_MAX)]
@@ -115,7 +121,7 @@ class NewUser(Body, frozen=True):
     What is not given of the pair is made up, and said in the reply.
     """
 
-    name: Name
+    name: NewName
     may_create_buckets: bool = True
     grants: Grants = ()
     quota: Quota = Quota()
@@ -124,6 +130,7 @@ class NewUser(Body, frozen=True):
     secret_key: Annotated[str, msgspec.Meta(pattern=SECRET_KEY_PATTERN)] | None = None
 
     def __post_init__(self) -> None:
+        check_user_name(self.name)
         if not self.with_key and (self.access_key or self.secret_key):
             raise ValueError("`with_key` is false, so access_key and secret_key must be absent")
 
@@ -272,11 +279,12 @@ class TokenList(Body, frozen=True):
 class NewToken(Body, frozen=True):
     """A token to make, with no more than what the one who asks may do."""
 
-    name: Name
+    name: NewName
     scopes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=len(SCOPES))]
     lifetime_s: Lifetime | None = 30 * 86_400.0
 
     def __post_init__(self) -> None:
+        check_name("a token", self.name)
         unknown = next((scope for scope in self.scopes if scope not in SCOPES), None)
         if unknown is not None:
             raise ValueError(f"{unknown!r} is no scope; known are {', '.join(SCOPES)}")
@@ -514,6 +522,7 @@ class HealthReply(Body, frozen=True):
     deliveries_in_flight: int = 0
     in_flight_bytes: int = 0
     damaged_count: int = 0
+    audit_lines_lost: int = 0  # of the admin audit log, since its process started
 
 
 class Liveness(Body, frozen=True):

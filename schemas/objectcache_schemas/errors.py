@@ -231,6 +231,7 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("EntityAlreadyExists", Conflict, 409, _C, _NEVER, "a user, access key or token of that name exists already"),
     ("DeleteConflict", Conflict, 409, _C, _NEVER, "the user still owns buckets; the message names them"),
     ("LimitExceeded", Conflict, 409, _C, _NEVER, "there may be no more of these; the message names the limit"),
+    ("TooManyBuckets", InvalidRequest, 400, _C, _NEVER, "the user owns storage.buckets_per_user_max buckets; delete one, or raise it"),
     ("OperationAborted", Conflict, 409, _C, _SAME, "somebody else is changing the same thing; try again"),
     ("BucketNotEmpty", Conflict, 409, _C, _NEVER, "the bucket still holds objects or open uploads"),
     ("ContentConflict", Conflict, 409, _C, _NEVER, "other bytes are stored under an immutable key"),

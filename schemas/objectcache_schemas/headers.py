@@ -11,6 +11,10 @@ TRANSPORT = "x-objectcache-transport"
 WINDOW_SOURCE = "x-objectcache-window-source"
 CLIENT_SECONDS = "x-objectcache-client-seconds"
 TRACEPARENT = "traceparent"  # W3C Trace Context
+# Every header that begins so must be signed, because it may change what is served; but for labels,
+# which only name a request, or say how long ago it began.
+PREFIX = "x-objectcache-"
+UNSIGNED_LABELS = frozenset({REQUEST_ID, CLIENT_SECONDS})
 
 KV_GET = "kv-get"
 KV_MATCH = "kv-match"

@@ -10,6 +10,15 @@ from msgspec import Meta
 
 KEY_BYTES_MAX = 1024  # S3's own limit on a key, in bytes of UTF-8
 USER_METADATA_BYTES_MAX = 2048  # S3's own limit on x-amz-meta-*
+# Of one bucket's configuration. All but the last are S3's own.
+LIFECYCLE_RULES_MAX = 1000
+RULE_ID_CHARACTERS_MAX = 255
+RULE_PREFIX_BYTES_MAX = KEY_BYTES_MAX
+BUCKET_TAGS_MAX = 50
+TAG_KEY_CHARACTERS_MAX = 128
+TAG_VALUE_CHARACTERS_MAX = 256
+ACL_GRANTS_MAX = 100
+CONFIGURATION_BYTES_MAX = 256 << 10  # as msgpack; every gateway keeps some, and sweeps read all
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 BYTES_PER_GBIT = 1e9 / 8  # rates in Gbps are 10^9 bits per second

@@ -187,11 +187,16 @@ class ObjectsPinned(Message, frozen=True):
 
 
 class CreateBucket(Message, frozen=True):
-    """Create a bucket. Reply: `Done`; BucketAlreadyOwnedByYou or BucketAlreadyExists."""
+    """Create a bucket. Reply: `Done`; BucketAlreadyOwnedByYou or BucketAlreadyExists.
+
+    `Done` for a change of a bucket comes when every gateway that follows the accounts has heard of
+    it, or a second later.
+    """
 
     name: str
     owner: str
     region: str
+    configuration: BucketConfiguration = BucketConfiguration()
 
 
 class GetBucket(Message, frozen=True):
@@ -207,27 +212,42 @@ class Bucket(Message, frozen=True):
 
 
 class ConfigureBucket(Message, frozen=True):
-    """Replace a bucket's configuration. Reply: `Done`."""
+    """Replace a bucket's configuration. Reply: `Done`.
+
+    OperationAborted where another is in force than the one that the caller has seen: whoever
+    changes a part of it must not undo what others changed meanwhile.
+    """
 
     name: str
     configuration: BucketConfiguration
-    replaces: BucketConfiguration | None = None  # OperationAborted where another is in force
+    replaces: BucketConfiguration
 
 
 class DeleteBucket(Message, frozen=True):
-    """Delete an empty bucket. Reply: `Done`; BucketNotEmpty."""
+    """Delete an empty bucket. Reply: `Done`; BucketNotEmpty.
+
+    AccessDenied for a user where the bucket has a quota, which would go with it.
+    """
 
     name: str
+    identity: str = ""  # who asks; empty is an operator
 
 
 class ListBuckets(Message, frozen=True):
-    """List all buckets by name. Reply: `Buckets`."""
+    """List buckets by name, those after `start_after`. Reply: `Buckets`."""
+
+    start_after: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 10_000
+    with_configuration: bool = False  # without, every bucket's is the default
 
 
 class Buckets(Message, frozen=True):
-    """Reply to `ListBuckets`."""
+    """Reply to `ListBuckets`, of as many as fit a message. `next_start_after` continues; None is
+    the end.
+    """
 
     buckets: tuple[BucketInfo, ...]
+    next_start_after: str | None = None
 
 
 class SetLayout(Message, frozen=True):
@@ -378,6 +398,7 @@ class CopyObject(Message, frozen=True):
     attributes: ObjectAttributes
     etag: str
     condition: Condition = Condition()
+    identity: str = ""  # who asks, for its quota
 
 
 class CopyPart(Message, frozen=True):
@@ -392,17 +413,18 @@ class CopyPart(Message, frozen=True):
     key: str
     upload_id: str
     part_number: int
+    identity: str = ""
 
 
 class ReplaceAttributes(Message, frozen=True):
     """Replace what is stored beside an object's bytes. Reply: `Object`.
 
-    PreconditionFailed where the object's ETag is not `etag`, which the caller has seen.
+    PreconditionFailed where the object is no longer what the caller has seen, attributes and all:
+    whoever changes one of them must not undo what others changed meanwhile.
     """
 
     bucket: str
-    key: str
-    etag: str
+    seen: ObjectInfo
     attributes: ObjectAttributes
 
 
@@ -441,6 +463,7 @@ class CompleteUpload(Message, frozen=True):
     checksum: tuple[str, str] | None = None  # of the object: algorithm, and value from the parts'
     checksum_type: str | None = None
     part_checksums: tuple[str, ...] = ()  # in the order of `parts`
+    identity: str = ""
 
 
 class AbortUpload(Message, frozen=True):

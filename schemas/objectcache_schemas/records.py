@@ -27,6 +27,9 @@ class AclGrant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     permission: AclPermission
 
 
+FULL_OBJECT, COMPOSITE = "FULL_OBJECT", "COMPOSITE"  # types of checksums, as S3 calls them
+
+
 class ObjectAttributes(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
 ):
@@ -40,7 +43,7 @@ class ObjectAttributes(
     expires: str | None = None
     user_metadata: dict[str, str] = {}  # names without the x-amz-meta- prefix, lowercase
     checksums: dict[str, str] = {}  # algorithm in lowercase ("crc32") to its base64 value
-    checksum_type: str | None = None  # FULL_OBJECT or COMPOSITE
+    checksum_type: str | None = None  # one of the two above
     part_sizes_bytes: tuple[int, ...] = ()  # of a completed multipart upload
     part_checksums: tuple[str, ...] = ()  # of its parts, where the upload has a checksum algorithm
     tags: dict[str, str] = {}

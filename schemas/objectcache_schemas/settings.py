@@ -19,6 +19,7 @@ import msgspec
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB, KIB, MIB, Limits, Positive
+from objectcache_schemas.root_key import ROOT_ACCESS_KEY_VARIABLE, ROOT_SECRET_KEY_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ ENVIRONMENT_PREFIX = "OBJECTCACHE_"
 # Read by the gateway itself and by clients; not settings.
 OTHER_VARIABLES = frozenset(
     {
-        "OBJECTCACHE_ROOT_ACCESS_KEY",
-        "OBJECTCACHE_ROOT_SECRET_KEY",
+        ROOT_ACCESS_KEY_VARIABLE,
+        ROOT_SECRET_KEY_VARIABLE,
         "OBJECTCACHE_CONFIG",
         "OBJECTCACHE_ENDPOINT",
         "OBJECTCACHE_ACCESS_KEY",
@@ -133,6 +134,18 @@ class GatewaySettings(_Settings, frozen=True):
     body_stall_timeout_s: Annotated[
         Seconds, _doc("longest time a client may neither send nor take a byte of a body")
     ] = 60.0
+    body_rate_bytes_per_s_min: Annotated[
+        int,
+        msgspec.Meta(ge=0),
+        _doc("rate below which a body may arrive for body_stall_timeout_s, no longer; 0 is none"),
+    ] = 1 * KIB
+    slow_answer_after_s: Annotated[
+        Seconds,
+        _doc(
+            "time after which a copy or completion that still runs is answered with 200, and with "
+            "white space until it ends; what it ends with is in the body, as in S3"
+        ),
+    ] = 5.0
     drain_timeout_s: Annotated[
         Seconds, _doc("after SIGTERM, time for requests in flight to finish")
     ] = 20.0
@@ -244,10 +257,18 @@ class StorageSettings(_Settings, frozen=True):
         int, msgspec.Meta(ge=0), _doc("payload from which delivery: auto is layerwise")
     ] = 8 * MIB
     connections_max: Annotated[Positive, _doc("connections from gateways")] = 1024
-    puts_max: Annotated[Positive, _doc("puts at once; more get SlowDown")] = 64
+    puts_max: Annotated[Positive, _doc("puts at once; more get SlowDown")] = 128
     put_staging_bytes_max: Annotated[
         Positive, _doc("bytes of unfinished puts; more get SlowDown")
     ] = 64 * GIB
+    buckets_per_user_max: Annotated[
+        Positive, _doc("buckets that one user may own; the root user has no such limit")
+    ] = 1000
+    tenant_put_share_max: Annotated[
+        float,
+        msgspec.Meta(gt=0, le=1),
+        _doc("part of puts_max and of put_staging_bytes_max that one tenant may hold"),
+    ] = 0.5
     open_objects_max: Annotated[Positive, _doc("open files kept for the next read")] = 4096
     send_stall_timeout_s: Annotated[
         Seconds, _doc("longest time a client may take for one fragment of a body")
@@ -271,6 +292,10 @@ class StorageSettings(_Settings, frozen=True):
         msgspec.Meta(pattern=r"^[0-7]{3}\Z"),
         _doc("permission bits of the target socket, octal; 600 is the server's user only"),
     ] = "600"
+    start_without_accounts: Annotated[
+        bool,
+        _doc("start with no users where accounts.json is lost; for one start, as before a restore"),
+    ] = False
     drain_timeout_s: Annotated[
         Seconds, _doc("after SIGTERM, time for deliveries and puts to finish")
     ] = 20.0
@@ -487,7 +512,9 @@ def _from_assignments(assignments: Sequence[str]) -> dict[str, Section]:
 def _assign(sections: dict[str, Section], section: str, key: str, text: str, source: str) -> None:
     fields = {known.name: known for known in setting_fields(section)} if section in SECTIONS else {}
     if key not in fields:
-        raise InvalidRequest(f"{source}: no setting is called {section}.{key}")
+        raise InvalidRequest(
+            f"{source}: no setting is called {section}.{key}; `objectcache settings` prints all"
+        )
     is_list = isinstance(fields[key].default, tuple)
     value: object = [part for part in text.split(",") if part] if is_list else text
     sections.setdefault(section, {})[key] = value

@@ -80,7 +80,9 @@ async def dial(host: str, port: int, context: ssl.SSLContext) -> socket.socket:
 
 
 async def accept(
-    connected: socket.socket, context: ssl.SSLContext
+    connected: socket.socket,
+    context: ssl.SSLContext,
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> tuple[socket.socket, asyncio.Future[None]]:
     """A plain socket to the client of a connection that was accepted, after the handshake; and a
     future that is done when the connection has ended, all that was sent before included.
@@ -91,7 +93,7 @@ async def accept(
     far = _Half()
     try:
         transport, _ = await loop.connect_accepted_socket(
-            lambda: far, connected, ssl=context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S
+            lambda: far, connected, ssl=context, ssl_handshake_timeout=handshake_timeout_s
         )
     except BaseException:
         connected.close()

@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 import uvloop
 
@@ -14,8 +16,11 @@ from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.logs import configure_logging
 from objectcache_schemas.settings import Settings, parse_command_line
 from objectcache_storage_server import multipart
+from objectcache_storage_server.accounts import lost_accounts
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.connections.server import StorageServer
+from objectcache_storage_server.connections.uploads import count_uploads
+from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.open import open_engine
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.export import open_export
@@ -27,21 +32,24 @@ logger = logging.getLogger("objectcache.storage_server")
 
 async def run(settings: Settings, exit_with_stdin: bool) -> None:
     """Serve until SIGTERM, SIGINT or (if asked) the end of standard input; then drain."""
-    stop = asyncio.Event()
+    stop, orphaned = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if exit_with_stdin:
-        loop.add_reader(sys.stdin.fileno(), _read_stdin, stop)
+        loop.add_reader(sys.stdin.fileno(), _read_stdin, orphaned)
     for number in (signal.SIGHUP, signal.SIGUSR1):
         loop.add_signal_handler(number, _ignore)  # until there is something to do
-    accounts = AccountBook.open(settings, os.environ)  # before the engine: its errors are cheap
+    accounts: AccountBook | None = None
+    if not lost_accounts.are_absent(settings):
+        accounts = AccountBook.open(settings, os.environ)  # before the engine: its errors are cheap
     engine = open_engine(settings)
+    if accounts is None:
+        accounts = _first_accounts(settings, engine)
     multipart.create_bucket(engine)
     export = open_export(os.environ)
     service = Service(settings, engine, export.submit if export else None, accounts)
-    for part in multipart.open_parts(engine):
-        service.stored.part_stored(*part)
+    count_uploads(service)
     server = StorageServer(service)
     await server.start()
     service.start_lifecycle()
@@ -49,7 +57,9 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
     loop.add_signal_handler(signal.SIGUSR1, service.entrance.close)  # the gateways stop, too
     print(f"ready storage {settings.storage_socket}", flush=True)
     logger.info("serving with engine %s, pid %d", engine.capabilities.name, os.getpid())
-    await stop.wait()
+    await _first_of(stop.wait(), orphaned.wait())
+    if not stop.is_set():
+        await _outlast_gateways(service, server, stop)
     logger.info("stopping: draining for up to %g s", settings.storage.drain_timeout_s)
     await server.drain(settings.storage.drain_timeout_s)
     service.close()
@@ -57,14 +67,40 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
         export.close()
 
 
+def _first_accounts(settings: Settings, engine: Engine) -> AccountBook:
+    """The accounts of a data directory that has none, if there is no bucket of a user."""
+    try:
+        lost_accounts.check_owners(settings, (bucket.owner for bucket in engine.each_bucket()))
+        return AccountBook.open(settings, os.environ)
+    except BaseException:
+        engine.close()
+        raise
+
+
 def _ignore() -> None:
     """What a signal does before the server serves."""
 
 
-def _read_stdin(stop: asyncio.Event) -> None:
+def _read_stdin(ended: asyncio.Event) -> None:
     if not os.read(sys.stdin.fileno(), 4096):
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        stop.set()
+        ended.set()
+
+
+async def _outlast_gateways(service: Service, server: StorageServer, stop: asyncio.Event) -> None:
+    """Serve on while gateways drain that lost the same supervisor: they must be outlasted."""
+    bound_s = service.settings.gateway.drain_timeout_s
+    logger.info("the supervisor has ended: serving gateways that drain for up to %g s", bound_s)
+    await _first_of(stop.wait(), server.left_by_gateways(), timeout_s=bound_s)
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object], timeout_s: float | None = None) -> None:
+    """Return when one of them has, or the time is over; the others are cancelled."""
+    tasks = {asyncio.ensure_future(one) for one in waits}
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

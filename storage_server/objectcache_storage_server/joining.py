@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -31,10 +32,21 @@ PART_BYTES_MIN = 5 * MIB  # of every part but the last; S3's own
 _JOIN_BYTES = 1 * MIB
 
 
-def complete_upload(engine: Engine, request: CompleteUpload, object_bytes_max: int) -> ObjectInfo:
+Copying = Callable[[int], AbstractContextManager[None]]
+
+
+def complete_upload(
+    engine: Engine,
+    request: CompleteUpload,
+    object_bytes_max: int,
+    judge: Callable[[], None],
+    copying: Copying,
+) -> ObjectInfo:
     """Join the parts into the object and forget the upload.
 
-    The same completion again, after its upload is gone, answers with the object it made.
+    The same completion again, after its upload is gone, answers with the object it made. Otherwise
+    `judge` is called before anything is joined, and where the engine needs a copy it is made within
+    `copying`, of so many bytes; both may refuse.
     """
     name = UploadName(request.bucket, request.key, request.upload_id)
     etag = joined_etag(request.parts)
@@ -52,7 +64,8 @@ def complete_upload(engine: Engine, request: CompleteUpload, object_bytes_max: i
         return made
     _check_size(sum(part.size_bytes for part in parts), object_bytes_max)
     attributes = _attributes(upload.attributes, request, parts)
-    info = _join(engine, request, parts, etag, attributes)
+    judge()
+    info = _join(engine, request, parts, etag, attributes, copying)
     forget_upload(engine, name)
     return info
 
@@ -130,6 +143,7 @@ def _join(
     parts: Sequence[ObjectInfo],
     etag: str,
     attributes: ObjectAttributes,
+    copying: Copying,
 ) -> ObjectInfo:
     layout = engine.bucket(request.bucket).layout
     if layout is not None and sum(part.size_bytes for part in parts) != layout.chunk_bytes:
@@ -138,16 +152,22 @@ def _join(
         slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
     )
     staged = engine.stage_joined(request.bucket, request.key, BUCKET, parts, block_bytes)
-    is_copied = staged is None
-    if staged is None:
+    if staged is not None:
+        return _commit(engine, request, StagedPut(staged, etag, attributes))
+    with copying(sum(part.size_bytes for part in parts)):
         staged = engine.stage(request.bucket, request.key, block_bytes)
-    try:
-        if is_copied:
+        try:
             _write_joined(engine, staged, parts, block_bytes)
-        put = StagedPut(staged, etag, attributes)
+            return _commit(engine, request, StagedPut(staged, etag, attributes))
+        finally:
+            staged.discard()
+
+
+def _commit(engine: Engine, request: CompleteUpload, put: StagedPut) -> ObjectInfo:
+    try:
         return engine.commit([put], request.condition)[0].info
     finally:
-        staged.discard()
+        put.staged.discard()
 
 
 def _write_joined(

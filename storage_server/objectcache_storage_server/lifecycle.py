@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -54,7 +54,10 @@ class LifecycleSweep:
         now_s: float,
         rest: Rest,
         on_upload_ended: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` times the pages; `now_s` is what ages are counted from."""
+        self._clock = clock
         self._engine = engine
         self._counts = counts
         self._day_s = day_s
@@ -64,7 +67,7 @@ class LifecycleSweep:
 
     def run(self) -> None:
         """Sweep every bucket that has rules. What fails is logged and left to the next sweep."""
-        for bucket in self._engine.buckets():
+        for bucket in self._engine.each_bucket():
             try:
                 if not self.sweep_bucket(bucket):
                     return
@@ -73,6 +76,12 @@ class LifecycleSweep:
             except ObjectCacheError as error:
                 self._counts.failures += 1
                 logger.warning("lifecycle of bucket %r: %r", bucket.name, error)
+        try:
+            if not self._sweep_orphans():
+                return
+        except ObjectCacheError as error:
+            self._counts.failures += 1
+            logger.warning("parts without an upload: %r", error)
         self._counts.sweeps += 1
 
     def sweep_bucket(self, bucket: BucketInfo) -> bool:
@@ -80,29 +89,56 @@ class LifecycleSweep:
         rules = [rule for rule in bucket.configuration.lifecycle if rule.enabled]
         expiring = [rule for rule in rules if rule.expiration_days is not None]
         for prefix in covering_prefixes(expiring):
-            for page in self._pages(bucket.name, prefix):
-                if not self._take(partial(self._expire, bucket.name, expiring, page)):
-                    return False
+            if not self._sweep_keys(
+                bucket.name, prefix, partial(self._expire, bucket.name, expiring)
+            ):
+                return False
         aborting = [rule for rule in rules if rule.abort_uploads_days is not None]
         for prefix in covering_prefixes(aborting):
-            for page in self._pages(
-                multipart.BUCKET, multipart.uploads_prefix(bucket.name, prefix)
+            uploads_prefix = multipart.uploads_prefix(bucket.name, prefix)
+            if not self._sweep_keys(
+                multipart.BUCKET, uploads_prefix, partial(self._abort, bucket.name, aborting)
             ):
-                if not self._take(partial(self._abort, bucket.name, aborting, page)):
-                    return False
+                return False
         return True
 
-    def _take(self, step: Callable[[], None]) -> bool:
-        """Do one step and rest as long; false where the sweep is to end."""
-        started_s = time.monotonic()
-        step()
-        return not self._rest(time.monotonic() - started_s)
+    def _sweep_orphans(self) -> bool:
+        """Delete parts whose upload is gone; false where the sweep is to end.
 
-    def _pages(self, bucket: str, prefix: str) -> Iterator[Sequence[ObjectInfo]]:
-        after = ""
-        while page := self._engine.scan(bucket, prefix, after, PAGE_OBJECTS):
-            yield page
-            after = page[-1].key
+        The parts are looked at first: an upload is open before it has any.
+        """
+        upload_ids: set[str] = set()
+
+        def note(page: Sequence[ObjectInfo]) -> None:
+            upload_ids.update(map(multipart.part_upload_id, page))
+
+        def strike(page: Sequence[ObjectInfo]) -> None:
+            upload_ids.difference_update(map(multipart.upload_id_of, page))
+
+        if not self._sweep_keys(multipart.BUCKET, multipart.PARTS_PREFIX, note):
+            return False
+        if upload_ids and not self._sweep_keys(multipart.BUCKET, multipart.UPLOADS_PREFIX, strike):
+            return False
+        for upload_id in upload_ids:
+            multipart.forget_parts(self._engine, upload_id)
+        return True
+
+    def _sweep_keys(
+        self, bucket: str, prefix: str, step: Callable[[Sequence[ObjectInfo]], None]
+    ) -> bool:
+        """Page through the keys, and rest after each as long as its look-up and its step took;
+        false where the sweep is to end.
+        """
+        after: str | None = ""
+        while after is not None:
+            started_s = self._clock()
+            page = self._engine.scan(bucket, prefix, after, PAGE_OBJECTS)
+            if page:
+                step(page)
+            after = page[-1].key if page else None
+            if self._rest(self._clock() - started_s):
+                return False
+        return True
 
     def _expire(
         self, bucket: str, rules: Sequence[LifecycleRule], page: Sequence[ObjectInfo]

@@ -36,6 +36,8 @@ PART_NUMBER_MAX = 10_000
 LIST_LIMIT_MAX = 1000
 _SEPARATOR = "\x01"  # sorts before everything a key may go on with
 _UPLOAD_ID_BYTES = 16
+PARTS_PREFIX = "p/"
+UPLOADS_PREFIX = "u/"
 
 
 class UploadName(NamedTuple):
@@ -52,18 +54,21 @@ def create_bucket(engine: Engine) -> None:
         engine.bucket(BUCKET)
     except NotFound:
         engine.create_bucket(BucketInfo(name=BUCKET, owner="", region="", created_s=0.0))
-    open_ids = {_upload_id(info.key) for info in _scan_all(engine, "u/")}
-    parts = [info.key for info in _scan_all(engine, "p/")]
-    engine.delete(BUCKET, [key for key in parts if key.split("/")[1] not in open_ids])
+    open_ids = {_upload_id(info.key) for info in _scan_all(engine, UPLOADS_PREFIX)}
+    for upload_id in {part_upload_id(info) for info in _scan_all(engine, PARTS_PREFIX)} - open_ids:
+        forget_parts(engine, upload_id)
 
 
-def open_parts(engine: Engine) -> Iterator[tuple[str, str, int, int]]:
-    """Bucket, upload, number and bytes of every part of an open upload."""
-    buckets = {_upload_id(info.key): info.key.split("/")[1] for info in _scan_all(engine, "u/")}
-    for info in _scan_all(engine, "p/"):
-        _, upload_id, number = info.key.split("/")
-        if upload_id in buckets:
-            yield buckets[upload_id], upload_id, int(number), info.size_bytes
+def open_uploads(engine: Engine) -> Iterator[UploadName]:
+    """Every open upload."""
+    for info in _scan_all(engine, UPLOADS_PREFIX):
+        yield upload_name(info.key.split("/")[1], info)
+
+
+def all_parts(engine: Engine) -> Iterator[tuple[str, int, int]]:
+    """Upload, number and bytes of every part."""
+    for info in _scan_all(engine, PARTS_PREFIX):
+        yield part_upload_id(info), int(info.key.rpartition("/")[2]), info.size_bytes
 
 
 def part_key(upload_id: str, part_number: int) -> str:
@@ -81,15 +86,37 @@ def _upload_id(upload_key: str) -> str:
     return upload_key.rpartition(_SEPARATOR)[2]
 
 
+def upload_id_of(info: ObjectInfo) -> str:
+    """Id of the upload that an object of `BUCKET` stands for."""
+    return _upload_id(info.key)
+
+
+def part_upload_id(info: ObjectInfo) -> str:
+    """Upload of a part, which need not be open any more."""
+    return info.key.split("/")[1]
+
+
 def create_upload(
     engine: Engine, bucket: str, key: str, attributes: ObjectAttributes
 ) -> UploadInfo:
     """Open an upload."""
-    engine.bucket(bucket)
+    created_s = engine.bucket(bucket).created_s
     name = UploadName(bucket, key, secrets.token_hex(_UPLOAD_ID_BYTES))
     staged = engine.stage(BUCKET, _upload_key(name))
     committed = engine.commit([StagedPut(staged, "", attributes)])
+    _check_still_there(engine, name, created_s)
     return _upload_info(bucket, committed[0].info)
+
+
+def _check_still_there(engine: Engine, name: UploadName, created_s: float) -> None:
+    """A bucket that was deleted while an upload was opened in it takes the upload along."""
+    try:
+        is_same = engine.bucket(name.bucket).created_s == created_s
+    except NotFound:
+        is_same = False
+    if not is_same:
+        forget_upload(engine, name)
+        raise NotFound(f"bucket {name.bucket!r} was deleted meanwhile", code="NoSuchBucket")
 
 
 def _upload_info(bucket: str, info: ObjectInfo) -> UploadInfo:
@@ -126,8 +153,13 @@ def abort_upload(engine: Engine, name: UploadName) -> None:
 
 def forget_upload(engine: Engine, name: UploadName) -> None:
     """Delete what is stored of an upload, open or not."""
-    engine.delete(BUCKET, [_upload_key(name)])
-    engine.delete(BUCKET, [info.key for info in _scan_all(engine, f"p/{name.upload_id}/")])
+    engine.delete(BUCKET, [_upload_key(name)])  # first: who stores a part looks for it afterwards
+    forget_parts(engine, name.upload_id)
+
+
+def forget_parts(engine: Engine, upload_id: str) -> None:
+    """Delete all parts that are stored of an upload."""
+    engine.delete(BUCKET, [info.key for info in _scan_all(engine, f"p/{upload_id}/")])
 
 
 def forget_uploads(engine: Engine, bucket: str) -> None:

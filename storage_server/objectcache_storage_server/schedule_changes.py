@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from objectcache_schemas.durable_names import flush_directory
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.schedule import ScheduleChanges, ScheduleConfiguration, TenantShare
 from objectcache_schemas.settings import Settings
@@ -164,7 +165,7 @@ def _write(file: Path, changes: ScheduleChanges) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-        _flush_directory(file.parent)
+        flush_directory(file.parent)
 
 
 def _write_flushed(file: Path, text: bytes) -> None:
@@ -174,11 +175,3 @@ def _write_flushed(file: Path, text: bytes) -> None:
         stream.write(text)
         stream.flush()
         os.fsync(descriptor)
-
-
-def _flush_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
+from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.messages import Health
 from objectcache_schemas.metric_families import MetricsPage
@@ -33,6 +33,7 @@ from objectcache_storage_server.memory_line import MemoryGrants
 from objectcache_storage_server.metrics.engine_times import time_engine
 from objectcache_storage_server.metrics.families import storage_families
 from objectcache_storage_server.metrics.storage_counts import StorageCounts
+from objectcache_storage_server.put_slots import PutSlots
 from objectcache_storage_server.schedule_changes import ScheduleBook
 from objectcache_storage_server.schedule_view import copy_schedule
 from objectcache_storage_server.scheduling.compute_windows import WindowFinder
@@ -94,18 +95,18 @@ class Service:
         self.draining = False
         self.accounts = accounts or AccountBook()
         self.directory = AccountDirectory(self.accounts)
-        self.on_buckets_changed: Callable[[], None] = self.directory.buckets_changed
         self.quotas = QuotaBook(engine, self.accounts, self.directory)
-        self.stored = StoredLedger(self.quotas, engine.usage)
+        self.stored = StoredLedger(self.quotas, engine.usage, engine.each_bucket())
         self.lifecycle_counts = LifecycleCounts()
         self._sweeper: LifecycleSweeper | None = None
         self.in_flight = InFlight(self.quotas)
         self.request_tokens = RequestTokens()
+        self.counting_parts = threading.Lock()  # no part is counted while another one is
         self.configuring = threading.Lock()  # between a look at a configuration and its change
         self.host_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self._executor = ThreadPoolExecutor(ENGINE_THREADS, "engine")
         self._schedule_lock = threading.Lock()
-        self._puts = self._put_bytes = 0
+        self._put_slots = PutSlots(storage)
         self._checking = False
         self._lock = threading.Lock()
 
@@ -185,45 +186,26 @@ class Service:
     @property
     def puts_running(self) -> int:
         """Puts that were admitted and have not ended."""
-        return self._puts
+        return self._put_slots.puts
 
     @property
     def put_staging_bytes(self) -> int:
         """Bytes that they may take."""
-        return self._put_bytes
+        return self._put_slots.staged_bytes
 
-    def admit_put(self, staged_bytes: int) -> None:
-        """Count a put in, or raise `Busy`; `end_put` counts it out."""
+    def admit_put(self, staged_bytes: int, identity: str) -> None:
+        """Count a put of a tenant in, or raise as `PutSlots.take`; `end_put` counts it out."""
         if self.draining:
             raise Unavailable("the storage server is stopping")
         if self.entrance.drained:
             raise drained()
         with self._lock:
-            if self._puts >= self.storage.puts_max:
-                raise Busy(
-                    f"{self._puts} puts are running, storage.puts_max is {self.storage.puts_max}",
-                    retry_after_s=1.0,
-                )
-            if staged_bytes > self.storage.put_staging_bytes_max:
-                raise InvalidRequest(
-                    f"the put has {staged_bytes} bytes, storage.put_staging_bytes_max is "
-                    f"{self.storage.put_staging_bytes_max}",
-                    code="EntityTooLarge",
-                )
-            if self._put_bytes + staged_bytes > self.storage.put_staging_bytes_max:
-                raise Busy(
-                    f"unfinished puts hold {self._put_bytes} bytes, storage.put_staging_bytes_max "
-                    f"is {self.storage.put_staging_bytes_max}",
-                    retry_after_s=1.0,
-                )
-            self._puts += 1
-            self._put_bytes += staged_bytes
+            self._put_slots.take(staged_bytes, identity)
 
-    def end_put(self, staged_bytes: int) -> None:
+    def end_put(self, staged_bytes: int, identity: str) -> None:
         """Count a put out."""
         with self._lock:
-            self._puts -= 1
-            self._put_bytes -= staged_bytes
+            self._put_slots.give_back(staged_bytes, identity)
 
     # --- checks ---
 

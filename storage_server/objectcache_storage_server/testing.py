@@ -68,8 +68,8 @@ class WrappedEngine(Engine):
     def bucket(self, name: str) -> BucketInfo:
         return self.call("bucket", 0, lambda: self.inner.bucket(name))
 
-    def buckets(self) -> list[BucketInfo]:
-        return self.call("buckets", 0, self.inner.buckets)
+    def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
+        return self.call("buckets", 0, lambda: self.inner.buckets(after, limit))
 
     def delete_bucket(self, name: str) -> None:
         self.call("delete_bucket", 0, lambda: self.inner.delete_bucket(name))
@@ -122,12 +122,12 @@ class WrappedEngine(Engine):
                 put.staged.discard()
 
     def replace_attributes(
-        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+        self, bucket: str, seen: ObjectInfo, attributes: ObjectAttributes
     ) -> ObjectInfo:
         return self.call(
             "replace_attributes",
             0,
-            lambda: self.inner.replace_attributes(bucket, key, etag, attributes),
+            lambda: self.inner.replace_attributes(bucket, seen, attributes),
         )
 
     def delete(self, bucket: str, keys: Sequence[str]) -> int:

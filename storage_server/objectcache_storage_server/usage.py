@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.messages import BucketUsage, GetUsage
 from objectcache_schemas.records import BucketInfo
@@ -27,6 +29,6 @@ def bucket_usage(engine: Engine, request: GetUsage) -> tuple[BucketUsage, ...]:
     return tuple(found)
 
 
-def _asked_buckets(engine: Engine, request: GetUsage) -> list[BucketInfo]:
-    buckets = [engine.bucket(request.bucket)] if request.bucket else engine.buckets()
-    return [bucket for bucket in buckets if request.owner in ("", bucket.owner)]
+def _asked_buckets(engine: Engine, request: GetUsage) -> Iterator[BucketInfo]:
+    buckets = iter([engine.bucket(request.bucket)]) if request.bucket else engine.each_bucket()
+    return (bucket for bucket in buckets if request.owner in ("", bucket.owner))

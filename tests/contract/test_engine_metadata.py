@@ -12,6 +12,8 @@ import pytest
 
 from objectcache_schemas.errors import InvalidRequest, NotFound, PreconditionFailed
 from objectcache_schemas.records import (
+    AclGrant,
+    AclPermission,
     BucketConfiguration,
     Condition,
     EtagMode,
@@ -45,6 +47,7 @@ CONFIGURATION = BucketConfiguration(
     tags={"team": "inference"},
 )
 TAGGED = ObjectAttributes(content_type="text/plain", tags={"kind": "chunk"})
+NOWHERE = ObjectInfo(key="none", size_bytes=0, etag="", modified_s=0.0)
 
 
 @pytest.fixture(params=ENGINES)
@@ -87,7 +90,7 @@ def test_a_missing_bucket_has_no_configuration_usage_or_attributes(engine: Engin
     for call in (
         lambda: engine.configure_bucket("none", CONFIGURATION),
         lambda: engine.usage("none"),
-        lambda: engine.replace_attributes("none", "key", "", TAGGED),
+        lambda: engine.replace_attributes("none", NOWHERE, TAGGED),
     ):
         with pytest.raises(NotFound) as caught:
             call()
@@ -99,7 +102,7 @@ def test_a_missing_bucket_has_no_configuration_usage_or_attributes(engine: Engin
 
 def test_replaced_attributes_leave_bytes_etag_and_time(engine: Engine) -> None:
     before = put(engine, "key", b"data", etag="mine").info
-    answered = engine.replace_attributes(BUCKET.name, "key", "mine", TAGGED)
+    answered = engine.replace_attributes(BUCKET.name, before, TAGGED)
     assert answered == msgspec.structs.replace(before, attributes=TAGGED)
     assert engine.stat(BUCKET.name, "key") == answered
     assert engine.scan(BUCKET.name, "", "", 10) == [answered]
@@ -109,34 +112,62 @@ def test_replaced_attributes_leave_bytes_etag_and_time(engine: Engine) -> None:
 def test_an_object_that_was_open_before_shows_its_attributes_when_opened_again(
     engine: Engine,
 ) -> None:
-    put(engine, "key", b"data")
+    seen = put(engine, "key", b"data").info
     read(engine, "key")  # an engine may keep what it opened
-    engine.replace_attributes(BUCKET.name, "key", "etag", TAGGED)
+    engine.replace_attributes(BUCKET.name, seen, TAGGED)
     with engine.open_many(BUCKET.name, ["key"]) as opened:
         assert opened.infos[0] is not None
         assert opened.infos[0].attributes == TAGGED
 
 
-def test_attributes_of_another_etag_are_refused_and_nothing_changes(engine: Engine) -> None:
-    put(engine, "key", b"data", etag="mine")
-    with pytest.raises(PreconditionFailed):
-        engine.replace_attributes(BUCKET.name, "key", "other", TAGGED)
-    assert engine.stat(BUCKET.name, "key").attributes == ObjectAttributes()
-    engine.replace_attributes(BUCKET.name, "key", "", TAGGED)
+def test_attributes_of_another_etag_time_or_size_are_refused_and_nothing_changes(
+    engine: Engine,
+) -> None:
+    stored = put(engine, "key", b"data", etag="mine").info
+    for other in (
+        msgspec.structs.replace(stored, etag="other"),
+        msgspec.structs.replace(stored, etag=""),
+        msgspec.structs.replace(stored, modified_s=stored.modified_s - 1),
+        msgspec.structs.replace(stored, size_bytes=5),
+    ):
+        with pytest.raises(PreconditionFailed):
+            engine.replace_attributes(BUCKET.name, other, TAGGED)
+    assert engine.stat(BUCKET.name, "key") == stored
+    engine.replace_attributes(BUCKET.name, stored, TAGGED)
     assert engine.stat(BUCKET.name, "key").attributes == TAGGED
+
+
+def test_of_two_changes_of_the_same_attributes_the_later_one_undoes_nothing(
+    engine: Engine,
+) -> None:
+    public = ObjectAttributes(acl=(AclGrant("everybody", AclPermission.READ),))
+    seen = engine.replace_attributes(BUCKET.name, put(engine, "key", b"data").info, public)
+    private = engine.replace_attributes(BUCKET.name, seen, ObjectAttributes())
+    tagged = msgspec.structs.replace(seen.attributes, tags=TAGGED.tags)
+    with pytest.raises(PreconditionFailed):
+        engine.replace_attributes(BUCKET.name, seen, tagged)
+    assert engine.stat(BUCKET.name, "key") == private
+
+
+def test_an_overwrite_with_the_same_bytes_is_another_object(engine: Engine) -> None:
+    seen = put(engine, "key", b"data", etag="same").info
+    private = ObjectAttributes(content_type="text/html")
+    again = put(engine, "key", b"data", etag="same", attributes=private).info
+    with pytest.raises(PreconditionFailed):
+        engine.replace_attributes(BUCKET.name, seen, TAGGED)
+    assert engine.stat(BUCKET.name, "key") == again
 
 
 def test_a_key_without_an_object_has_no_attributes(engine: Engine) -> None:
     with pytest.raises(NotFound) as caught:
-        engine.replace_attributes(BUCKET.name, "none", "", TAGGED)
+        engine.replace_attributes(BUCKET.name, NOWHERE, TAGGED)
     assert caught.value.code == "NoSuchKey"
 
 
 def test_an_immutable_chunk_takes_attributes_and_stays_the_same_chunk(engine: Engine) -> None:
     engine.set_layout(BUCKET.name, LAYOUT)
     data = content("chunk", LAYOUT.chunk_bytes)
-    put(engine, "key", data)
-    engine.replace_attributes(BUCKET.name, "key", "etag", TAGGED)
+    engine.replace_attributes(BUCKET.name, put(engine, "key", data).info, TAGGED)
     again = put(engine, "key", data)
     assert again.existed
     assert again.info.attributes == TAGGED
@@ -146,7 +177,8 @@ def test_replaced_attributes_survive_many_changes_of_their_neighbours(engine: En
     put_batch(engine, {f"key-{number}": content(number, 1000) for number in range(20)})
     for number in range(20):
         attributes = ObjectAttributes(tags={"number": str(number)})
-        engine.replace_attributes(BUCKET.name, f"key-{number}", "etag", attributes)
+        seen = engine.stat(BUCKET.name, f"key-{number}")
+        engine.replace_attributes(BUCKET.name, seen, attributes)
     engine.delete(BUCKET.name, [f"key-{number}" for number in range(0, 20, 2)])
     for number in range(1, 20, 2):
         found = engine.stat(BUCKET.name, f"key-{number}")
@@ -164,7 +196,7 @@ def test_usage_follows_every_change(engine: Engine) -> None:
     assert engine.usage(BUCKET.name) == BucketTotals(4, 13)
     put(engine, "two", b"12")  # in place of seven bytes
     assert engine.usage(BUCKET.name) == BucketTotals(4, 8)
-    engine.replace_attributes(BUCKET.name, "two", "etag", TAGGED)
+    engine.replace_attributes(BUCKET.name, engine.stat(BUCKET.name, "two"), TAGGED)
     assert engine.usage(BUCKET.name) == BucketTotals(4, 8)
     engine.delete(BUCKET.name, ["one", "three", "none"])
     assert engine.usage(BUCKET.name) == BucketTotals(2, 3)
@@ -196,7 +228,7 @@ def test_buckets_are_counted_apart_and_a_deleted_one_begins_anew(engine: Engine)
 def test_what_is_unchanged_expires_and_what_was_changed_stays(engine: Engine) -> None:
     seen = [put(engine, f"key-{number}", content(number, 100 + number)).info for number in range(4)]
     put(engine, "key-1", b"overwritten")
-    engine.replace_attributes(BUCKET.name, "key-2", "", TAGGED)
+    engine.replace_attributes(BUCKET.name, seen[2], TAGGED)
     engine.delete(BUCKET.name, ["key-3"])
     assert engine.expire(BUCKET.name, seen) == BucketTotals(1, 100)
     assert [info.key for info in engine.scan(BUCKET.name, "", "", 10)] == ["key-1", "key-2"]
@@ -304,7 +336,7 @@ def test_a_configuration_attributes_and_usage_outlive_the_process(
         engine.configure_bucket(BUCKET.name, CONFIGURATION)
         put_batch(engine, {"one": b"12345", "two": b"123", "empty": b""})
         engine.delete(BUCKET.name, ["two"])
-        engine.replace_attributes(BUCKET.name, "one", "etag", TAGGED)
+        engine.replace_attributes(BUCKET.name, engine.stat(BUCKET.name, "one"), TAGGED)
 
     engine = reopened(name, tmp_path / "data", change)
     try:

@@ -104,6 +104,11 @@ def test_buckets_are_listed_by_name_without_the_servers_own(engine: Engine) -> N
     for name in ("zebra", ".uploads", "alpha"):
         engine.create_bucket(msgspec.structs.replace(BUCKET, name=name))
     assert [bucket.name for bucket in engine.buckets()] == ["alpha", "bucket", "zebra"]
+    assert [bucket.name for bucket in engine.buckets(limit=2)] == ["alpha", "bucket"]
+    assert [bucket.name for bucket in engine.buckets("alpha", 1)] == ["bucket"]
+    assert [bucket.name for bucket in engine.buckets("alphabet")] == ["bucket", "zebra"]
+    assert engine.buckets("zebra", 1) == []
+    assert [bucket.name for bucket in engine.each_bucket()] == ["alpha", "bucket", "zebra"]
     assert engine.bucket(".uploads").name == ".uploads"
 
 

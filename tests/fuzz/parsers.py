@@ -37,7 +37,7 @@ from objectcache_schemas.descriptor import (
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.frames import FrameError, frame_length
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.limits import Limits
+from objectcache_schemas.limits import BUCKET_TAGS_MAX, Limits
 from objectcache_schemas.listening import HostPort
 from objectcache_schemas.messages import GatewayRequest, Hello, StorageReply
 from objectcache_schemas.settings import SECTIONS, load_settings
@@ -215,7 +215,7 @@ def read_xml(data: bytes) -> None:
         xml_parse.parse_delete,
         xml_parse.parse_complete,
         xml_parse.parse_location,
-        lambda body: tags.parse_tagging(body, tags.BUCKET_TAGS_MAX),
+        lambda body: tags.parse_tagging(body, BUCKET_TAGS_MAX),
         lambda body: lifecycle_xml.lifecycle_document(lifecycle_xml.parse_lifecycle(body)),
     )
     for parse in documents:

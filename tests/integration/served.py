@@ -71,7 +71,11 @@ class Served:
             aws_access_key_id=access_key,
             aws_secret_access_key=secret_key,
             region_name="us-east-1",
-            config=Config(retries={"total_max_attempts": 1}, read_timeout=BOUND_S),
+            config=Config(
+                signature_version="s3v4",  # of presigned URLs too
+                retries={"total_max_attempts": 1},
+                read_timeout=BOUND_S,
+            ),
         )
 
     def health_status(self) -> int:

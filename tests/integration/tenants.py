@@ -21,8 +21,8 @@ from objectcache_schemas.accounts import (
     PutUser,
     User,
 )
-from objectcache_schemas.messages import ConfigureBucket, Done
-from objectcache_schemas.records import BucketConfiguration, Quota
+from objectcache_schemas.messages import Bucket, ConfigureBucket, Done, GetBucket
+from objectcache_schemas.records import Quota
 from tests.s3_clients import Answer, call, s3_client
 from tests.servers import Credentials, RunningServer
 from tests.storage_client import StorageClient
@@ -124,5 +124,6 @@ def grant(bucket: str, *access: Any, prefix: str = "") -> Grant:
 def set_bucket_quota(server: RunningServer, bucket: str, quota: Quota) -> None:
     """Give a bucket a quota."""
     with StorageClient(server.run_dir / "storage.sock") as storage:
-        configuration = BucketConfiguration(quota=quota)
-        storage.ask(ConfigureBucket(name=bucket, configuration=configuration), Done)
+        seen = storage.ask(GetBucket(name=bucket), Bucket).info.configuration
+        changed = msgspec.structs.replace(seen, quota=quota)
+        storage.ask(ConfigureBucket(name=bucket, configuration=changed, replaces=seen), Done)

@@ -19,9 +19,22 @@ from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.requests import Request
 from objectcache.channel.signing import Signer
+from objectcache_gateway.admin.connections import CONNECTIONS_MAX
 from objectcache_schemas.accounts import Directory, WatchDirectory
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.messages import ObjectOpened, OpenObject
+from objectcache_schemas.messages import (
+    CheckPut,
+    CreateBucket,
+    CreateUpload,
+    DeleteBucket,
+    DeleteObjects,
+    Done,
+    Object,
+    ObjectOpened,
+    OpenObject,
+    StatObject,
+)
+from objectcache_schemas.records import ObjectAttributes
 from tests.admin_server import AdminServed
 
 SECRET = "a-secret-that-nobody-logs"
@@ -161,12 +174,50 @@ def test_a_user_is_made_with_its_pair_and_known_to_gateways_at_once(served: Admi
     assert served.ask("GET", "/v1/users/alice").document["key_count"] == 1
 
 
+@pytest.mark.parametrize("name", ["bad name", "..", "anonymous", "root"])
+def test_a_users_name_is_refused_in_words(served: AdminServed, name: str) -> None:
+    refused = served.ask("POST", "/v1/users", {"name": name})
+    assert refused.status == 400
+    assert "[A-Z" not in refused.document["message"]
+    assert repr(name) in refused.document["message"]
+
+
+def test_the_log_says_why_credentials_were_refused_and_not_which(served: AdminServed) -> None:
+    token = served.token("users:read")
+    wrong = f"{token[:-4]}AAAA"
+    for sent in (token, wrong, "oct_unknown_secret"):
+        bearer = {"Authorization": f"Bearer {sent}"}
+        assert served.ask_tcp("PUT", "/v1/drain", bearer, b'{"draining": true}').status in (
+            401,
+            403,
+        )
+    log = (served.data_dir / "admin.log").read_text("utf-8")
+    assert "lacks the scope server:write" in log
+    assert "the secret of token test" in log
+    assert "the token is not known" in log
+    assert token[-20:] not in log
+    assert "AAAA" not in log
+    assert "unknown_secret" not in log
+
+
+def test_an_audit_log_on_a_full_device_stops_no_change_and_is_counted(tmp_path: Path) -> None:
+    with AdminServed(tmp_path / "data", "admin.audit_log=/dev/full") as full:
+        assert full.ask("GET", "/v1/health").document["audit_lines_lost"] == 0
+        for number in (1, 2):
+            assert full.ask("POST", "/v1/users", {"name": f"user{number}"}).status == 201
+        assert full.ask("GET", "/v1/health").document["audit_lines_lost"] == 2
+        page = full.ask("GET", "/metrics").body.decode()
+        assert 'objectcache_admin_audit_lines_lost_total{process="admin"} 2.0' in page
+        assert "2 lines lost" in full.admin("health").output
+        log = (full.data_dir / "admin.log").read_text("utf-8")
+        assert "/dev/full cannot be written: No space left on device; 2 lines are lost" in log
+
+
 def test_a_user_whose_key_is_refused_is_not_made(served: AdminServed) -> None:
     served.ask("POST", "/v1/users", {"name": "first", "access_key": "AKTAKEN"})
     refused = served.ask("POST", "/v1/users", {"name": "second", "access_key": "AKTAKEN"})
     assert refused.status == 409
     assert served.ask("GET", "/v1/users/second").status == 404
-    assert served.ask("POST", "/v1/users", {"name": "root"}).status == 409
 
 
 def test_a_user_changes_where_it_is_told(served: AdminServed) -> None:
@@ -178,9 +229,14 @@ def test_a_user_changes_where_it_is_told(served: AdminServed) -> None:
     less = served.ask("PATCH", "/v1/users/carol/quota", {"deliveries": None})
     assert less.document == {"stored_bytes": 10}
     given = {"bucket": "shared", "access": ["read", "write"], "prefix": "p/"}
+    refused = served.ask("POST", "/v1/users/carol/grants", given)
+    assert (refused.status, refused.code) == (404, "NoSuchBucket")
+    assert served.ask("POST", "/v1/buckets", {"name": "shared", "owner": "root"}).status == 201
     assert served.ask("POST", "/v1/users/carol/grants", given).status == 200
     query = "/v1/users/carol/grants?bucket=shared&prefix=p%2F&access=write"
-    assert served.ask("DELETE", query).document["grants"] == [{**given, "access": ["read"]}]
+    (left,) = served.ask("DELETE", query).document["grants"]
+    assert left.pop("bucket_created_s") > 0
+    assert left == {**given, "access": ["read"]}
     assert served.ask("DELETE", query).status == 404
     user = next(user for user in directory(served).users if user.name == "carol")
     assert (user.enabled, user.quota.stored_bytes, len(user.grants)) == (False, 10, 1)
@@ -325,6 +381,19 @@ def test_a_drained_server_takes_no_delivery_until_it_is_undrained(served: AdminS
         assert caught.value.details.retry_after_s is not None
         with served.connect() as client, pytest.raises(Unavailable, match="drained"):
             client.ask(OpenObject(bucket="drained", key="key"), ObjectOpened)
+        for change in (
+            CreateBucket(name="later", owner="root", region="us-east-1"),
+            DeleteBucket(name="drained"),
+            DeleteObjects(bucket="drained", keys=("key",)),
+            CreateUpload(bucket="drained", key="key", attributes=ObjectAttributes()),
+            CheckPut(bucket="drained", identity="root", size_bytes=1),
+        ):
+            with served.connect() as client, pytest.raises(Unavailable, match="drained"):
+                client.ask(change, Done)
+        with served.connect() as client:  # what changes nothing goes on
+            assert client.ask(StatObject(bucket="drained", key="key"), Object).info.size_bytes == 1
+        assert served.ask("GET", "/v1/buckets/drained").status == 200
+        assert served.ask("POST", "/v1/users", {"name": "drain-ops"}).status == 201
     finally:
         back = served.ask("PUT", "/v1/drain", {"draining": False}).document
     assert back["status"] == "ok"
@@ -448,23 +517,24 @@ def test_what_cannot_be_read_is_refused_as_json_without_a_byte_of_it(
     assert served.ask("GET", "/healthz").status == 200
 
 
-def test_connections_are_bounded(served: AdminServed) -> None:
+def test_strangers_on_tcp_lock_nobody_out(served: AdminServed) -> None:
     place = urlsplit(served.url)
     address = (str(place.hostname), place.port or 0)
-    held: list[socket.socket] = []
-    try:
-        for _ in range(300):
-            held.append(socket.create_connection(address, 20))
-        held[-1].settimeout(20)
-        assert held[-1].recv(1) == b""  # closed at once; the first are kept
-    finally:
-        for connected in held:
-            connected.close()
-    for _ in range(10_000):  # until the server has seen that they are gone
-        with contextlib.suppress(ConnectionError):
-            assert served.ask_tcp("GET", "/healthz", {}).status == 200
-            return
-    pytest.fail("there is no place for another connection")
+    bearer = {"Authorization": f"Bearer {served.token('users:read')}"}
+    known = http.client.HTTPConnection(*address, timeout=20)
+    with contextlib.ExitStack() as held:
+        held.callback(known.close)
+        known.request("GET", "/v1/users", headers=bearer)
+        assert known.getresponse().read()
+        idle = [
+            held.enter_context(socket.create_connection(address, 20))
+            for _ in range(CONNECTIONS_MAX + 10)
+        ]
+        assert served.ask_tcp("GET", "/v1/users", bearer).status == 200  # in a stranger's place
+        assert idle[0].recv(1) == b""  # the oldest went
+        assert served.ask("GET", "/v1/users").status == 200  # the unix socket has its own bound
+        known.request("GET", "/v1/users", headers=bearer)
+        assert known.getresponse().status == 200  # it has shown a token, and is older than they are
 
 
 # --- the document, the metrics, the audit log -----------------------------------------------------
@@ -509,6 +579,8 @@ def test_a_backup_brings_everything_back_into_an_empty_server(
 ) -> None:
     served.ask("POST", "/v1/users", {"name": "kept", "access_key": "AKKEPT", "secret_key": SECRET})
     served.ask("POST", "/v1/buckets", {"name": "kept-kv", "owner": "kept", "layout": LAYOUT})
+    on_kept = {"bucket": "kept-kv", "access": ["read"]}
+    served.ask("POST", "/v1/users", {"name": "reader", "grants": [on_kept], "with_key": False})
     served.ask("PATCH", "/v1/buckets/kept-kv/policy", {"durability": "async"})
     served.ask("PATCH", "/v1/schedule", {"changes": {"margin_gbps": 9}})
     token = served.token("users:read")
@@ -534,6 +606,8 @@ def test_a_backup_brings_everything_back_into_an_empty_server(
         bucket = other.ask("GET", "/v1/buckets/kept-kv").document
         assert (bucket["owner"], bucket["policy"]) == ("kept", {"durability": "async"})
         assert bucket["layout"]["fingerprint"] == "m1"
+        (grant,) = other.ask("GET", "/v1/users/reader/grants").document["grants"]
+        assert grant["bucket_created_s"] == bucket["created_s"]  # that of the bucket made here
         keys = {key.access_key: key.secret_key for key in directory(other).keys}
         assert keys["AKKEPT"] == SECRET
         assert other.ask("GET", "/v1/schedule").document["changes"] == {"margin_gbps": 9.0}

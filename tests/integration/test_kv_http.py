@@ -10,11 +10,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget, OnMissing
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
 from tests.s3_clients import (
+    REGION,
     Answer,
     call,
     open_socket,
@@ -109,6 +113,61 @@ def test_the_header_form_delivers_when_the_path_names_the_last_key(
     answer = call(server, "GET", f"/{filled}/kv/%C3%BC%205", headers=header)
     assert (answer.status, answer.code) == (400, "InvalidRequest")
     assert "kv/ü 6" in (answer.xml.findtext("Message") or "")
+
+
+def presigned_get(server: RunningServer, path: str, signed: dict[str, str]) -> str:
+    """Path and query of a presigned URL with these headers among the signed."""
+    pair = server.credentials
+    request = AWSRequest("GET", f"{server.endpoint}{path}", headers=signed)
+    signer = S3SigV4QueryAuth(
+        Credentials(pair.access_key, pair.secret_key), "s3", REGION, expires=60
+    )
+    signer.add_auth(request)
+    return str(request.url).removeprefix(server.endpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-objectcache-descriptor", descriptor(make_keys()[5:]).to_header()),
+        ("X-ObjectCache-Descriptor", descriptor(make_keys()[5:]).to_header()),
+        ("x-objectcache-path", "s3tcp"),
+        ("x-objectcache-later", "1"),
+    ],
+)
+def test_no_header_that_decides_what_is_served_can_be_added_to_a_signed_request(
+    server: RunningServer, filled: str, name: str, value: str
+) -> None:
+    path = f"/{filled}/kv/%C3%BC%206"
+    recorded = signed_headers(server, "GET", path)
+    assert send(server, "GET", path, headers=recorded).body == make_chunks()[6].tobytes()
+    for target, headers in ((path, recorded), (presigned_get(server, path, {}), {})):
+        answer = send(server, "GET", target, headers={**headers, name: value})
+        assert (answer.status, answer.code) == (403, "AccessDenied")
+        assert name.lower() in (answer.xml.findtext("Message") or "")
+
+
+def test_labels_of_a_request_need_not_be_signed(server: RunningServer, filled: str) -> None:
+    path = f"/{filled}/kv/%C3%BC%206"
+    labels = {
+        "x-objectcache-request-id": "mine",
+        "x-objectcache-client-seconds": "0.5",
+        "traceparent": f"00-{'1' * 32}-{'2' * 16}-01",
+    }
+    answer = send(server, "GET", path, headers={**signed_headers(server, "GET", path), **labels})
+    assert answer.status == 200
+    assert answer.headers["x-objectcache-request-id"] == "mine"
+
+
+def test_a_presigned_url_with_a_signed_descriptor_delivers_that_one_alone(
+    server: RunningServer, filled: str
+) -> None:
+    signed = {"x-objectcache-descriptor": descriptor(make_keys()[5:]).to_header()}
+    target = presigned_get(server, f"/{filled}/kv/%C3%BC%206", signed)
+    assert send(server, "GET", target, headers=signed).body == make_chunks()[5:].tobytes()
+    other = {"x-objectcache-descriptor": descriptor(make_keys()[4:]).to_header()}
+    assert send(server, "GET", target, headers=other).code == "SignatureDoesNotMatch"
+    assert send(server, "GET", target).code == "SignatureDoesNotMatch"
 
 
 def test_a_missing_chunk_fails_by_index_or_truncates(server: RunningServer, filled: str) -> None:

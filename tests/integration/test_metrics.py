@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import stat
 import time
 from collections.abc import Iterator
@@ -60,7 +61,10 @@ def work(server: RunningServer) -> None:
     s3.create_bucket(Bucket="small-bucket")
     none = BucketConfiguration(quota=Quota(object_count=0))
     with StorageClient(server.run_dir / "storage.sock") as storage:
-        storage.ask(ConfigureBucket(name="small-bucket", configuration=none), Done)
+        request = ConfigureBucket(
+            name="small-bucket", configuration=none, replaces=BucketConfiguration()
+        )
+        storage.ask(request, Done)
     with pytest.raises(s3.exceptions.ClientError, match="QuotaExceeded"):
         s3.put_object(Bucket="small-bucket", Key="a", Body=b"x")
     s3.close()
@@ -197,6 +201,21 @@ def test_a_log_level_that_is_none_is_refused(counted: RunningServer, body: str, 
     status, answer = ask(counted.run_dir / "gateway-0.sock", "PUT", "/log-level", body)
     assert status == 400
     assert says in answer.decode()
+
+
+def test_the_control_socket_answers_rubbish_as_json_without_a_traceback(
+    counted: RunningServer,
+) -> None:
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(20)
+        connected.connect(str(counted.run_dir / "gateway-0.sock"))
+        connected.sendall(b"\x16\x03\x01 rubbish\r\n\r\n")
+        answer = b"".join(iter(lambda: connected.recv(4096), b""))
+    assert b" 400 Bad Request\r\n" in answer
+    assert b'"code":"InvalidRequest"' in answer
+    assert b"rubbish" not in answer
+    assert ask(counted.run_dir / "gateway-0.sock", "GET", "/state")[0] == 200
+    assert "Traceback" not in (counted.data_dir / "gateway.log").read_text("utf-8")
 
 
 def test_log_levels_change_at_run_time(tmp_path: Path) -> None:

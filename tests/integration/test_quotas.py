@@ -206,29 +206,29 @@ def test_a_request_larger_than_what_may_be_in_flight_is_refused_for_good(
 
 
 def test_puts_in_flight_leave_no_room_for_more_until_they_end(server: RunningServer) -> None:
-    tenant, bucket = limited(server, in_flight_bytes=1000)
+    tenant, bucket = limited(server, in_flight_bytes=100_000)
     path = f"/{bucket}/slow"
     named = signed_headers(
         server,
         "PUT",
         path,
-        headers={"Expect": "100-continue", "Content-Length": "800"},
+        headers={"Expect": "100-continue", "Content-Length": "80000"},
         payload_hash="UNSIGNED-PAYLOAD",
         credentials=tenant.credentials,
     )
     with open_socket(server) as connection:
         send_head(connection, "PUT", path, named)
         assert connection.recv(100).startswith(b"HTTP/1.1 100")  # it was let in
-        refused = tenant.call("PUT", f"/{bucket}/a", bytes(201))
+        refused = tenant.call("PUT", f"/{bucket}/a", bytes(20_001))
         assert (refused.status, refused.code) == (503, "SlowDown")
         assert refused.headers["Retry-After"]
         (activity,) = usage(server, tenant.name).tenants
-        assert (activity.identity, activity.in_flight_bytes) == (tenant.name, 800)
-        assert tenant.call("PUT", f"/{bucket}/a", bytes(200)).status == 200
-        connection.sendall(bytes(800))
+        assert (activity.identity, activity.in_flight_bytes) == (tenant.name, 80_000)
+        assert tenant.call("PUT", f"/{bucket}/a", bytes(20_000)).status == 200
+        connection.sendall(bytes(80_000))
         assert receive_answer(connection, "PUT").status == 200
     assert usage(server, tenant.name).tenants == ()
-    assert tenant.call("PUT", f"/{bucket}/a", bytes(1000)).status == 200
+    assert tenant.call("PUT", f"/{bucket}/a", bytes(100_000)).status == 200
 
 
 class OpenDelivery:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
 import signal
 import socket
@@ -14,12 +17,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import psutil
 import pytest
 from botocore.config import Config
 
 from tests.certificates import Authority
 from tests.integration.served import QUIET_SETTINGS, Served, own_environment, wait_until
 from tests.integration.steady_clients import SteadyClients
+from tests.processes_http import ask
 from tests.servers import running_server
 
 STORAGE = "objectcache_storage_server"
@@ -147,6 +152,49 @@ def test_a_stop_refuses_what_waits_at_once_and_finishes_what_runs(tmp_path: Path
         assert running.read() == body
         assert served.wait_exit() == 0
         s3.close()
+
+
+def test_orphans_finish_what_they_began_and_what_is_asked_meanwhile(served: Served) -> None:
+    s3 = s3_of(served)
+    s3.create_bucket(Bucket="orphans")
+    s3.put_object(Bucket="orphans", Key="small", Body=b"x" * 1000)
+    parts = urlsplit(served.endpoint)
+    address = (str(parts.hostname), parts.port or 0)
+
+    def path_of(operation: str, key: str) -> str:
+        signed = urlsplit(s3.generate_presigned_url(operation, {"Bucket": "orphans", "Key": key}))
+        return f"{signed.path}?{signed.query}"
+
+    orphans = [psutil.Process(pid) for pid in served.children().values()]
+    orphans += [psutil.Process(pid) for pid in served.gateway_pids().values()]
+    with (
+        contextlib.closing(http.client.HTTPConnection(*address, timeout=60)) as asking,
+        socket.create_connection(address, 60) as putting,
+    ):
+        asking.request("GET", path_of("get_object", "small"))
+        assert len(asking.getresponse().read()) == 1000
+        head = f"PUT {path_of('put_object', 'large')} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        putting.sendall(f"{head}Content-Length: 3000000\r\n\r\n".encode() + bytes(1_000_000))
+        wait_until(lambda: any(state["requests_in_flight"] for state in states(served)), "the put")
+        served.process.kill()
+        wait_until(lambda: all(state["draining"] for state in states(served)), "the drain")
+        asking.request("GET", path_of("get_object", "small"))
+        answer = asking.getresponse()
+        assert (answer.status, len(answer.read())) == (200, 1000)
+        putting.sendall(bytes(2_000_000))
+        assert putting.recv(4096).startswith(b"HTTP/1.1 200")
+    s3.close()
+    _, alive = psutil.wait_procs(orphans, timeout=60)
+    assert not alive
+
+
+def states(served: Served) -> list[dict[str, Any]]:
+    """What the gateways that still serve say of themselves."""
+    found: list[dict[str, Any]] = []
+    for path in sorted((served.data_dir / "run").glob("gateway-*.sock")):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            found.append(json.loads(ask(path, "GET", "/state")[1]))
+    return found
 
 
 def test_a_server_without_a_storage_server_answers_503_with_retry_after(tmp_path: Path) -> None:

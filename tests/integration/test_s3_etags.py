@@ -26,7 +26,10 @@ def opaque_bucket(server: RunningServer, s3: Any) -> str:
     s3.create_bucket(Bucket=name)
     configuration = BucketConfiguration(etag_mode=EtagMode.OPAQUE)
     with StorageClient(server.run_dir / "storage.sock") as storage:
-        storage.ask(ConfigureBucket(name=name, configuration=configuration), Done)
+        request = ConfigureBucket(
+            name=name, configuration=configuration, replaces=BucketConfiguration()
+        )
+        storage.ask(request, Done)
     return name
 
 

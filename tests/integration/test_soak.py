@@ -14,6 +14,8 @@ def test_under_mixed_load_every_byte_is_right_and_the_servers_stay_flat(tmp_path
     assert outcome.wrong == []
     assert outcome.done["deliveries"] > 0
     assert outcome.done["abandon"] > 0
+    assert outcome.done["end_late"] > 0
+    assert outcome.done["scrapes"] > 0
     assert outcome.evicted_chunks > 0
     assert set(outcome.samples) == {
         "objectcache_gateway",

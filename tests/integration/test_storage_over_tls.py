@@ -27,6 +27,7 @@ from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.messages import Hello
+from objectcache_storage_server.connections.newcomers import NEWCOMERS_MAX
 from tests.certificates import Authority, Pair
 from tests.integration.served import wait_until
 from tests.servers import Credentials, ServerProcess
@@ -202,7 +203,7 @@ def test_a_gateway_of_another_authority_is_refused(hosts: TwoHosts, tmp_path: Pa
     mixed.file.write_bytes(hosts.authority.file.read_bytes())  # it believes the storage server
     with another_gateway(hosts, mixed, stranger.pair("other")) as health:
         assert health().startswith(b"HTTP/1.1 503")
-    wait_until(lambda: "no gateway at storage.listen" in hosts.log("storage"), "the refusal's log")
+    wait_until(lambda: "were no gateways" in hosts.log("storage"), "the refusal's log")
 
 
 def test_a_storage_server_of_another_authority_or_name_is_refused(
@@ -238,6 +239,22 @@ def test_a_client_without_a_certificate_and_rubbish_are_dropped(hosts: TwoHosts)
     s3 = hosts.s3()
     assert s3.list_buckets()["ResponseMetadata"]["HTTPStatusCode"] == 200
     s3.close()
+
+
+def test_connections_that_show_no_certificate_keep_no_gateway_out(hosts: TwoHosts) -> None:
+    logged_before = hosts.log("storage").count("were no gateways")
+    with contextlib.ExitStack() as held:
+        idle = [
+            held.enter_context(socket.create_connection(("127.0.0.1", hosts.port), 10))
+            for _ in range(3 * NEWCOMERS_MAX)
+        ]
+        assert idle[0].recv(1) == b""  # the oldest went
+        with another_gateway(hosts, hosts.authority, hosts.authority.pair("third")) as health:
+            assert health().startswith(b"HTTP/1.1 200")
+        for connected in idle:
+            with contextlib.suppress(ConnectionResetError):
+                assert connected.recv(1) == b""  # their time for a handshake is over
+    assert hosts.log("storage").count("were no gateways") <= logged_before + 3
 
 
 def test_what_listens_without_certificates_refuses_to_start(hosts: TwoHosts) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from objectcache_schemas.accounts import Access
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MatchReply, MatchRequest
-from objectcache_schemas.errors import Conflict
+from objectcache_schemas.errors import Conflict, NotFound
 from tests.integration.tenants import Tenant, grant, new_tenant
 from tests.s3_clients import call, open_socket, receive_answer, send_head, signed_headers
 from tests.servers import Credentials, RunningServer
@@ -151,6 +151,30 @@ def test_a_grant_is_in_force_once_it_is_made_and_no_longer_than_that(
     assert bob.call("DELETE", f"/{filled}").status == 403
     bob.change_user(grants=())
     assert bob.call("GET", f"/{filled}/a/1").status == 403
+
+
+def test_a_grant_ends_with_its_bucket_and_not_with_its_name(
+    server: RunningServer, alice: Tenant, bob: Tenant
+) -> None:
+    carol = new_tenant(server, "carol")
+    name = carol.new_bucket()
+    bob.change_user(grants=(grant(name, READ, WRITE),))
+    assert bob.call("PUT", f"/{name}/k", b"mine").status == 200
+    assert bob.call("DELETE", f"/{name}/k").status == 204
+    assert carol.call("DELETE", f"/{name}").status == 204
+    assert bob.call("GET", f"/{name}/k").code == "NoSuchBucket"
+    assert alice.call("PUT", f"/{name}").status == 200
+    assert alice.call("PUT", f"/{name}/k", b"hers").status == 200
+    for method in ("GET", "PUT", "DELETE"):
+        assert bob.call(method, f"/{name}/k", b"x" * (method == "PUT")).status == 403
+    bob.change_user(grants=(grant("*", READ),))
+    assert bob.call("GET", f"/{name}/k").body == b"hers"
+
+
+def test_nothing_can_be_granted_on_a_bucket_that_is_not_there(bob: Tenant) -> None:
+    with pytest.raises(NotFound, match="make it first") as caught:
+        bob.change_user(grants=(grant("nobody-has-this-bucket", READ),))
+    assert caught.value.code == "NoSuchBucket"
 
 
 def test_write_alone_puts_and_deletes_and_reads_nothing(bob: Tenant, filled: str) -> None:

@@ -6,18 +6,22 @@ that is raised ends the soak.
 
 from __future__ import annotations
 
+import http.client
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from botocore.exceptions import ClientError
 
 import objectcache
 from objectcache.errors import Busy, NotFound
 from objectcache.replay.kv_bytes import KvBytes
+from tests.processes_http import ask
 
 LAYOUT = objectcache.KvLayout(
     num_layers=8,
@@ -33,6 +37,9 @@ PROMPT_CHUNKS_MAX = 24
 OBJECT_KEYS = 12  # in each of four folders; they are never evicted
 ORDINARY_CODES = frozenset({"NoSuchKey", "404", "SlowDown"})
 PART_BYTES = 5 << 20
+ABORTED_STATUSES = (200, 404)  # of a part whose upload was aborted meanwhile
+TIMEOUT_S = 60.0
+SCRAPE_EVERY_S = 0.25
 
 
 class Tally:
@@ -106,13 +113,16 @@ class S3Worker:
     def step(self) -> None:
         """One operation."""
         operation: Callable[[str], None] = self._random.choice(
-            (self._put, self._get, self._range, self._list, self._delete, self._abandon)
+            (
+                *(self._put, self._get, self._range, self._list, self._delete),
+                *(self._abandon, self._end_late),
+            )
         )
         key = f"folder-{self._random.randrange(4)}/object-{self._random.randrange(OBJECT_KEYS)}"
         try:
             operation(key)
         except ClientError as error:
-            if error.response["Error"]["Code"] not in ORDINARY_CODES:
+            if error.response.get("Error", {}).get("Code") not in ORDINARY_CODES:
                 raise
         self._tally.count(operation.__name__.strip("_"))
 
@@ -150,8 +160,45 @@ class S3Worker:
         parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
         self._s3.complete_multipart_upload(**named, MultipartUpload=parts)
 
+    def _end_late(self, key: str) -> None:
+        """An upload that is aborted while a part of it is under way."""
+        upload: Any = self._s3.create_multipart_upload(Bucket=S3_BUCKET, Key=key)
+        named = {"Bucket": S3_BUCKET, "Key": key, "UploadId": upload["UploadId"]}
+        url = urlsplit(
+            self._s3.generate_presigned_url("upload_part", {**named, "PartNumber": 1}, 3600)
+        )
+        connection = http.client.HTTPConnection(url.netloc, timeout=TIMEOUT_S)
+        try:
+            connection.putrequest("PUT", f"{url.path}?{url.query}")
+            connection.putheader("Content-Length", str(PART_BYTES))
+            connection.endheaders(bytes(PART_BYTES // 2))
+            self._s3.abort_multipart_upload(**named)
+            # It may be refused before it ends: the abort may even have been first.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.send(bytes(PART_BYTES - PART_BYTES // 2))
+            status = connection.getresponse().status
+            assert status in (*ABORTED_STATUSES, 503), status
+        finally:
+            connection.close()
 
-def keep_working(worker: KvWorker | S3Worker, tally: Tally) -> None:
+
+class AdminWorker:
+    """Scrapes metrics, as a Prometheus that is in a hurry."""
+
+    def __init__(self, admin_socket: Path, tally: Tally) -> None:
+        self._socket = admin_socket
+        self._tally = tally
+
+    def step(self) -> None:
+        """One scrape."""
+        status, page = ask(self._socket, "GET", "/metrics")
+        assert status == 200, status
+        assert b"objectcache_puts_running" in page
+        self._tally.count("scrapes")
+        self._tally.stopping.wait(SCRAPE_EVERY_S)
+
+
+def keep_working(worker: KvWorker | S3Worker | AdminWorker, tally: Tally) -> None:
     """Step until the tally says stop."""
     try:
         while not tally.stopping.is_set():

@@ -13,10 +13,12 @@ import psutil
 import objectcache
 from tests.integration.served import QUIET_SETTINGS, Served
 from tests.soak.judge import Sample, drift
+from tests.soak.leftovers import delete_everything, leftovers
 from tests.soak.load import (
     KV_BUCKET,
     LAYOUT,
     S3_BUCKET,
+    AdminWorker,
     KvWorker,
     S3Worker,
     Tally,
@@ -55,16 +57,18 @@ def _soak_served(served: Served, seconds: float, sample_every_s: float) -> Outco
     tally = Tally()
     access_key, secret_key = served.credentials
     s3 = served.s3()
+    admin_socket = served.data_dir / "run" / "admin.sock"
     s3.create_bucket(Bucket=S3_BUCKET)
     with objectcache.Client(
         served.endpoint, access_key=access_key, secret_key=secret_key
     ) as client:
         client.kv_bucket(KV_BUCKET, LAYOUT, create=True)
-        workers = [
+        workers: list[KvWorker | S3Worker | AdminWorker] = [
             worker
             for seed in range(WORKERS_OF_EACH_KIND)
             for worker in (KvWorker(client, tally, seed), S3Worker(served.s3(), tally, seed))
         ]
+        workers.append(AdminWorker(admin_socket, tally))
         threads = [threading.Thread(target=keep_working, args=(one, tally)) for one in workers]
         for thread in threads:
             thread.start()
@@ -78,6 +82,8 @@ def _soak_served(served: Served, seconds: float, sample_every_s: float) -> Outco
     else:
         wrong += [words for name, seen in samples.items() for words in drift(name, seen)]
     evicted = tally.done["chunks"] - _stored_chunks(s3)
+    delete_everything(s3, (KV_BUCKET, S3_BUCKET))
+    wrong += leftovers(s3, admin_socket, (KV_BUCKET, S3_BUCKET))
     return Outcome(seconds, dict(tally.done), samples, evicted, wrong)
 
 

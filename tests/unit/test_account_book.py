@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,16 @@ from objectcache_schemas.accounts import (
     PutUser,
     User,
 )
-from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound, ObjectCacheError
-from objectcache_schemas.settings import ServerSettings, Settings
-from objectcache_storage_server.accounts import account_book
+from objectcache_schemas.errors import (
+    AccessDenied,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    ObjectCacheError,
+    Unavailable,
+)
+from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
+from objectcache_storage_server.accounts import account_book, lost_accounts, private_files
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.master_key import (
     MASTER_KEY_VARIABLE,
@@ -31,8 +40,11 @@ SECRET = "correct-horse-battery"
 PASSPHRASE = "stapled to the wall"
 
 
-def settings(directory: Path) -> Settings:
-    return Settings(server=ServerSettings(data_dir=str(directory)))
+def settings(directory: Path, *, start_without_accounts: bool = False) -> Settings:
+    return Settings(
+        server=ServerSettings(data_dir=str(directory)),
+        storage=StorageSettings(start_without_accounts=start_without_accounts),
+    )
 
 
 def nobodys(user: str) -> list[str]:
@@ -144,6 +156,45 @@ def test_a_change_that_cannot_be_kept_changes_nothing(tmp_path: Path) -> None:
     assert book.version == version
 
 
+def test_a_change_whose_name_is_not_flushed_is_in_force_as_a_restart_would_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = filled(tmp_path)
+    version, told = book.version, list[int]()
+    book.on_change(lambda: told.append(book.version))
+
+    def broken(directory: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(private_files, "flush_directory", broken)
+    with pytest.raises(Unavailable, match="in force, but a power loss may undo it"):
+        book.change(DeleteUser(name="alice"), nobodys)
+    monkeypatch.undo()
+    assert not book.accounts.users
+    assert book.version > version
+    assert told == [book.version]
+    assert AccountBook.open(settings(tmp_path), {}).accounts == book.accounts
+    book.change(PutUser(user=User(name="bob", created_s=1.0), create=True), nobodys)
+    assert set(AccountBook.open(settings(tmp_path), {}).accounts.users) == {"bob"}
+
+
+def test_nobody_who_was_deleted_is_given_a_bucket(tmp_path: Path) -> None:
+    book = filled(tmp_path)
+    owned: list[str] = []
+    with ThreadPoolExecutor(1) as threads:
+        with book.keeping("alice"):
+            deleting = threads.submit(book.change, DeleteUser(name="alice"), lambda user: owned)
+            owned.append("just-made")  # before whoever deletes may look
+        with pytest.raises(Conflict, match="just-made"):
+            deleting.result()
+    owned.clear()
+    book.change(DeleteUser(name="alice"), nobodys)
+    with pytest.raises(AccessDenied, match="no user alice"), book.keeping("alice"):
+        pass
+    with book.keeping("root"):
+        pass
+
+
 def test_the_root_key_of_the_file_and_of_the_environment_cannot_be_taken(tmp_path: Path) -> None:
     book = filled(tmp_path)
     key = AccessKey(access_key="OCROOT", secret_key=SECRET, user="alice", created_s=1.0)
@@ -177,6 +228,33 @@ def test_a_short_passphrase_is_refused(tmp_path: Path) -> None:
         filled(tmp_path).export("short")
 
 
+def test_a_data_directory_has_a_file_before_it_has_a_user(tmp_path: Path) -> None:
+    assert lost_accounts.are_absent(settings(tmp_path))
+    AccountBook.open(settings(tmp_path), {})
+    assert not lost_accounts.are_absent(settings(tmp_path))
+    assert not AccountBook.open(settings(tmp_path), {}).accounts.users
+    assert not lost_accounts.are_absent(Settings())  # nothing is kept, so nothing is lost
+
+
+def test_a_lost_file_is_missed_where_a_master_key_is_left(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "accounts.json").unlink()
+    with pytest.raises(
+        InvalidRequest, match=r"accounts\.json is missing.*/master-key says"
+    ) as caught:
+        lost_accounts.are_absent(settings(tmp_path))
+    assert "storage.start_without_accounts=true" in str(caught.value)
+    assert lost_accounts.are_absent(settings(tmp_path, start_without_accounts=True))
+
+
+def test_a_lost_file_is_missed_where_buckets_belong_to_users(tmp_path: Path) -> None:
+    lost_accounts.check_owners(settings(tmp_path), ["", "root"])
+    with pytest.raises(InvalidRequest, match="there are buckets of a user alice"):
+        lost_accounts.check_owners(settings(tmp_path), ["root", "alice"])
+    asked = settings(tmp_path, start_without_accounts=True)
+    lost_accounts.check_owners(asked, ["root", "alice"])
+
+
 def test_without_a_data_directory_the_accounts_end_with_the_process() -> None:
     book = AccountBook.open(Settings(), {})
     book.change(PutUser(user=User(name="alice", created_s=1.0), create=True), nobodys)
@@ -194,7 +272,7 @@ def test_accounts_that_no_message_could_carry_are_refused(
     grants = (Grant(bucket="logs", access=(Access.READ,), prefix="p" * 300),)
     large = PutUser(user=User(name="bob", created_s=1.0, grants=grants), create=True)
     with pytest.raises(Conflict, match="the accounts would have") as caught:
-        book.change(large, nobodys)
+        book.change(large, nobodys, lambda bucket: 1.0)
     assert caught.value.code == "LimitExceeded"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from objectcache_schemas.accounts import Directory, PutUser, User, WatchDirectory
 from objectcache_storage_server.accounts.account_book import AccountBook
-from objectcache_storage_server.accounts.directory import AccountDirectory
+from objectcache_storage_server.accounts.directory import AccountDirectory, Known
 
 LONG_S = 60.0
 
@@ -121,27 +121,45 @@ class Follower:
 async def test_a_change_is_waited_for_until_all_who_follow_have_it() -> None:
     directory = Followed().directory
     first, second = Follower(), Follower()
-    directory.follows(first, 1)
-    directory.follows(second, 1)
+    directory.follows(first, Known(1, 0))
+    directory.follows(second, Known(1, 0))
     waiting = asyncio.create_task(directory.wait_followed(2, LONG_S))
     await asyncio.sleep(0)
-    directory.follows(first, 2)
+    directory.follows(first, Known(2, 0))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not waiting.done()
-    directory.follows(second, 3)
+    directory.follows(second, Known(3, 0))
     await waiting
     await directory.wait_followed(2, 0.0)
+
+
+@pytest.mark.asyncio
+async def test_a_change_of_a_bucket_is_waited_for_until_all_who_follow_have_heard() -> None:
+    directory = Followed().directory
+    first, second = Follower(), Follower()
+    before, after = directory.buckets_version, directory.buckets_version + 1
+    directory.follows(first, Known(1, before))
+    directory.follows(second, Known(1, before))
+    directory.buckets_changed()
+    waiting = asyncio.create_task(directory.wait_buckets_followed(LONG_S))
+    directory.follows(first, Known(1, after))
+    directory.follows(second, Known(2, before))  # has heard of the accounts alone
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    directory.follows(second, Known(2, after))
+    await waiting
 
 
 @pytest.mark.asyncio
 async def test_whoever_left_or_hangs_is_not_waited_for_again() -> None:
     directory = Followed().directory
     gone, hanging = Follower(), Follower()
-    directory.follows(gone, 1)
-    directory.follows(hanging, 1)
+    directory.follows(gone, Known(1, 0))
+    directory.follows(hanging, Known(1, 0))
     directory.left(gone)
     await directory.wait_followed(2, 0.0)  # the time is over for the one that hangs
     await directory.wait_followed(2, LONG_S)
-    directory.follows(Follower(), 1)  # forgotten with its connection
+    directory.follows(Follower(), Known(1, 0))  # forgotten with its connection
     await directory.wait_followed(2, LONG_S)

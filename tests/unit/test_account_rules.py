@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from objectcache_schemas.accounts import (
@@ -19,6 +20,7 @@ from objectcache_schemas.accounts import (
     PutKey,
     PutToken,
     PutUser,
+    RotateKey,
     User,
 )
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
@@ -86,6 +88,19 @@ def test_an_access_key_cannot_move_to_another_user() -> None:
     accounts = made(put(ALICE), put(BOB), put(KEY))
     stolen = AccessKey(access_key="alice-1", secret_key="12345678", user="bob", created_s=1.0)
     assert refusal(accounts, put(stolen, create=False)) == "EntityAlreadyExists"
+
+
+def test_a_rotation_makes_the_new_key_and_ends_the_old_one_or_does_neither() -> None:
+    before = made(put(ALICE), put(BOB), put(KEY), put(named(1)), put(named(2, "bob")))
+    ending = msgspec.structs.replace(KEY, expires_s=9.0)
+    after = changed(before, RotateKey(key=named(3), old=ending), NOBODYS)
+    assert after.keys == {**before.keys, "alice-1": ending, "key-3": named(3)}
+    assert refusal(before, RotateKey(key=named(1), old=ending)) == "EntityAlreadyExists"
+    assert refusal(before, RotateKey(key=named(3, "bob"), old=ending)) == "InvalidArgument"
+    assert refusal(before, RotateKey(key=named(3), old=named(4))) == "NoSuchEntity"
+    stolen = named(2)  # bob's, said to be alice's
+    assert refusal(before, RotateKey(key=named(3), old=stolen)) == "EntityAlreadyExists"
+    assert before.keys["alice-1"] == KEY
 
 
 def test_nobody_takes_the_root_key_or_the_root_name() -> None:

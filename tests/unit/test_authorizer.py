@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from objectcache_gateway.access.authorizer import Authorizer
-from objectcache_gateway.access.bucket_cache import BUCKETS_MAX, BucketCache
+from objectcache_gateway.access.bucket_cache import BUCKETS_MAX, BYTES_MAX, BucketCache
 from objectcache_gateway.access.directory import AccessDirectory, DirectorySource
 from objectcache_gateway.access.permissions import ROOT, Caller
 from objectcache_gateway.request.addressing import Address
@@ -15,7 +15,7 @@ from objectcache_gateway.request.routes import Operation
 from objectcache_schemas.accounts import Access, Grant
 from objectcache_schemas.errors import AccessDenied, NotFound, ObjectCacheError
 from objectcache_schemas.messages import Bucket, GetBucket
-from objectcache_schemas.records import BucketInfo
+from objectcache_schemas.records import BucketConfiguration, BucketInfo, LifecycleRule
 
 ALICE = Caller("alice", may_create_buckets=True)
 BOB = Caller("bob", may_create_buckets=True)
@@ -47,6 +47,7 @@ class Buckets:
 
     def __init__(self, **owners: str) -> None:
         self.owners = owners
+        self.created_s = 1.0
         self.asked: list[str] = []
         self.was_asked = asyncio.Event()
         self.directory = FollowedDirectory()
@@ -61,7 +62,7 @@ class Buckets:
             await self.held_back.wait()
         if owner is None:
             raise NotFound("no such bucket", code="NoSuchBucket")
-        info = BucketInfo(name=request.name, owner=owner, region="", created_s=1.0)
+        info = BucketInfo(name=request.name, owner=owner, region="", created_s=self.created_s)
         return Bucket(info=info)
 
     async def outcome(
@@ -153,6 +154,17 @@ async def test_a_missing_bucket_is_told_to_those_who_may_know() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_grant_is_worth_nothing_on_a_later_bucket_of_the_same_name() -> None:
+    buckets = Buckets(logs="alice")
+    grant = Grant(bucket="logs", access=(Access.READ,), bucket_created_s=1.0)
+    reader = Caller("carol", grants=(grant,))
+    assert await buckets.outcome(reader) == "alice"
+    buckets.created_s = 2.0
+    buckets.directory.buckets_changed()
+    assert await buckets.outcome(reader) == "AccessDenied"
+
+
+@pytest.mark.asyncio
 async def test_a_bucket_is_made_without_being_looked_up() -> None:
     buckets = Buckets(logs="bob")
     create = Operation.CREATE_BUCKET
@@ -164,7 +176,7 @@ async def test_a_bucket_is_made_without_being_looked_up() -> None:
 
 @pytest.mark.asyncio
 async def test_a_listing_is_judged_by_its_prefix_and_a_key_by_itself() -> None:
-    grants = (Grant(bucket="logs", access=(Access.READ,), prefix="a/"),)
+    grants = (Grant(bucket="logs", access=(Access.READ,), prefix="a/", bucket_created_s=1.0),)
     buckets, reader = Buckets(logs="alice"), Caller("carol", grants=grants)
     listing, bucket = Operation.LIST_OBJECTS_V2, Address("logs")
     assert await buckets.outcome(reader, listing, bucket, prefix="a/b") == "alice"
@@ -195,4 +207,31 @@ async def test_what_is_remembered_of_buckets_is_bounded() -> None:
     for index in range(BUCKETS_MAX + 5):
         buckets.owners[f"bucket-{index}"] = "alice"
         await cache.ask(f"bucket-{index}")
-    assert repr(cache) == f"<BucketCache 5/{BUCKETS_MAX}>"
+    assert repr(cache).startswith(f"<BucketCache 5/{BUCKETS_MAX}, ")
+
+
+@pytest.mark.asyncio
+async def test_what_is_remembered_of_buckets_is_bounded_in_bytes_too() -> None:
+    rule = LifecycleRule(rule_id="r", prefix="p" * (BYTES_MAX // 4), expiration_days=1)
+    configuration = BucketConfiguration(lifecycle=(rule,))
+
+    async def ask(request: GetBucket) -> Bucket:
+        info = BucketInfo(
+            name=request.name,
+            owner="alice",
+            region="r",
+            created_s=1.0,
+            configuration=configuration,
+        )
+        return Bucket(info=info)
+
+    cache = BucketCache(ask, FollowedDirectory())
+    for name in ("one", "two", "one", "three", "one"):
+        await cache.ask(name)
+    assert [name for name in ("one", "two", "three") if cache.known(name)] == [
+        "one",
+        "two",
+        "three",
+    ]
+    await cache.ask("four")
+    assert [name for name in ("one", "two", "three", "four") if cache.known(name)] == ["four"]

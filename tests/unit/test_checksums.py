@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from objectcache_gateway.bodies.checksums import (
     ALGORITHMS,
-    COMPOSITE,
-    FULL_OBJECT,
     Checksum,
     algorithm_named,
     check_type,
@@ -20,6 +18,7 @@ from objectcache_gateway.bodies.checksums import (
     is_value,
 )
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.records import COMPOSITE, FULL_OBJECT
 
 CRCS = ("crc32", "crc32c", "crc64nvme")
 

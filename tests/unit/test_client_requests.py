@@ -77,6 +77,14 @@ def test_a_get_carries_what_else_is_asked_in_either_form(chunk_count: int) -> No
     }
 
 
+def test_a_get_signs_what_decides_what_is_served() -> None:
+    asked = requests.get_headers("mine", DeliveryPath.AGG, f"00-{'1' * 32}-{'2' * 16}-01")
+    sent = signed(requests.get("kv", descriptor(), asked, begun_s=1.0).sent_at(2.0))
+    names = sent["authorization"].split("SignedHeaders=")[1].split(",")[0].split(";")
+    assert {"x-objectcache-descriptor", "x-objectcache-path"} <= set(names)
+    assert "traceparent" not in names
+
+
 def test_a_request_that_is_sent_again_says_how_long_it_took_then() -> None:
     request = requests.get("b", descriptor(), {}, begun_s=100.0)
     assert request.sent_at(100.5).headers["x-objectcache-client-seconds"] == "0.500000"

@@ -9,16 +9,18 @@ import pytest
 from botocore.credentials import SharedCredentialProvider
 
 from objectcache_gateway.signing.credentials import (
-    ACCESS_KEY_VARIABLE,
-    FILE_NAME,
-    SECRET_KEY_VARIABLE,
     CredentialStore,
     RootCredentials,
     load_or_create_root,
 )
 from objectcache_schemas.errors import AccessDenied, InvalidRequest
+from objectcache_schemas.root_key import (
+    ROOT_ACCESS_KEY_VARIABLE,
+    ROOT_CREDENTIALS_FILE,
+    ROOT_SECRET_KEY_VARIABLE,
+)
 
-GIVEN = {ACCESS_KEY_VARIABLE: "admin", SECRET_KEY_VARIABLE: "correct-horse"}
+GIVEN = {ROOT_ACCESS_KEY_VARIABLE: "admin", ROOT_SECRET_KEY_VARIABLE: "correct-horse"}
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
@@ -29,7 +31,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     assert load_or_create_root(None, GIVEN).access_key == "admin"
 
 
-@pytest.mark.parametrize("missing", [ACCESS_KEY_VARIABLE, SECRET_KEY_VARIABLE])
+@pytest.mark.parametrize("missing", [ROOT_ACCESS_KEY_VARIABLE, ROOT_SECRET_KEY_VARIABLE])
 def test_half_a_pair_in_the_environment_names_the_other_half(missing: str) -> None:
     half = {name: value for name, value in GIVEN.items() if name != missing}
     with pytest.raises(InvalidRequest, match=missing):
@@ -44,17 +46,17 @@ def test_without_credentials_or_a_directory_the_remedy_is_named() -> None:
 def test_credentials_are_made_once_and_private(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     made = load_or_create_root(directory, {})
-    file = directory / FILE_NAME
+    file = directory / ROOT_CREDENTIALS_FILE
     assert made.source == str(file)
     assert file.stat().st_mode & 0o777 == 0o600
     assert load_or_create_root(directory, {}) == made
-    assert [entry.name for entry in directory.iterdir()] == [FILE_NAME]
+    assert [entry.name for entry in directory.iterdir()] == [ROOT_CREDENTIALS_FILE]
     assert load_or_create_root(tmp_path / "other", {}).secret_key != made.secret_key
 
 
 def test_aws_clients_read_the_file(tmp_path: Path) -> None:
     made = load_or_create_root(tmp_path, {})
-    read = SharedCredentialProvider(str(tmp_path / FILE_NAME), "default").load()
+    read = SharedCredentialProvider(str(tmp_path / ROOT_CREDENTIALS_FILE), "default").load()
     assert read is not None
     assert (read.access_key, read.secret_key) == (made.access_key, made.secret_key)
 
@@ -74,13 +76,13 @@ def test_processes_that_start_at_once_agree(tmp_path: Path) -> None:
         thread.join()
     assert len(found) == 8
     assert len(set(found)) == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
+    assert [entry.name for entry in tmp_path.iterdir()] == [ROOT_CREDENTIALS_FILE]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
 def test_a_file_that_others_may_read_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
     load_or_create_root(tmp_path, {})
-    (tmp_path / FILE_NAME).chmod(mode)
+    (tmp_path / ROOT_CREDENTIALS_FILE).chmod(mode)
     with pytest.raises(InvalidRequest, match="chmod 600"):
         load_or_create_root(tmp_path, {})
 
@@ -99,10 +101,10 @@ def test_a_file_that_others_may_read_is_refused_with_the_remedy(tmp_path: Path, 
     ],
 )
 def test_a_broken_file_is_named_and_its_secret_is_not_shown(tmp_path: Path, text: str) -> None:
-    file = tmp_path / FILE_NAME
+    file = tmp_path / ROOT_CREDENTIALS_FILE
     file.touch(0o600)
     file.write_text(text)
-    with pytest.raises(InvalidRequest, match=FILE_NAME) as refused:
+    with pytest.raises(InvalidRequest, match=ROOT_CREDENTIALS_FILE) as refused:
         load_or_create_root(tmp_path, {})
     assert "very-secret" not in str(refused.value)
     assert "short" not in str(refused.value)
@@ -111,7 +113,7 @@ def test_a_broken_file_is_named_and_its_secret_is_not_shown(tmp_path: Path, text
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / FILE_NAME
+    file = tmp_path / ROOT_CREDENTIALS_FILE
     file.touch(0o600)
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidRequest, match="correct it, or delete it"):
@@ -119,7 +121,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_secret_with_a_percent_sign_or_a_hash_is_read_as_it_stands(tmp_path: Path) -> None:
-    file = tmp_path / FILE_NAME
+    file = tmp_path / ROOT_CREDENTIALS_FILE
     file.touch(0o600)
     file.write_text("[default]\naws_access_key_id = admin\naws_secret_access_key = a%b#c;d=e\n")
     assert load_or_create_root(tmp_path, {}).secret_key == "a%b#c;d=e"
@@ -171,5 +173,5 @@ def test_the_store_knows_the_root_key_and_no_other() -> None:
 def test_the_file_is_an_ini_file_with_a_default_section(tmp_path: Path) -> None:
     load_or_create_root(tmp_path, {})
     parser = configparser.ConfigParser(interpolation=None)
-    parser.read(os.fspath(tmp_path / FILE_NAME))
+    parser.read(os.fspath(tmp_path / ROOT_CREDENTIALS_FILE))
     assert set(parser["default"]) == {"aws_access_key_id", "aws_secret_access_key"}

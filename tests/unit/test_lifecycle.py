@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from objectcache_schemas.records import (
     BucketInfo,
     LifecycleRule,
     ObjectAttributes,
+    ObjectInfo,
 )
 from objectcache_storage_server import multipart
 from objectcache_storage_server.engines.base import Engine, StagedPut
@@ -138,6 +140,31 @@ def test_old_uploads_are_aborted_with_their_parts(engine: Engine) -> None:
     assert keys(engine) == ["in/a"]
 
 
+def test_the_rest_is_as_long_as_a_page_took_with_its_look_up(clock: Clock) -> None:
+    class SlowScans(MeteredEngine):
+        def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
+            clock.now_s += 7.0
+            return super().scan(bucket, prefix, start_after, limit)
+
+    inner = MemoryEngine(clock)
+    multipart.create_bucket(inner)
+    inner.create_bucket(BucketInfo(name="b", owner="root", region="r", created_s=0.0))
+    with contextlib.closing(SlowScans(inner)) as engine:
+        put(engine, *[f"{number:05d}" for number in range(PAGE_OBJECTS + 1)])
+        set_rules(engine, days("", 1))
+        rests: list[float] = []
+
+        def rest(seconds: float) -> bool:
+            rests.append(seconds)
+            return False
+
+        names: list[str] = []
+        counts = LifecycleCounts()
+        LifecycleSweep(engine, counts, DAY_S, START_S, rest, names.append, clock).run()
+    assert rests == [7.0] * 4  # the last looks for parts without an upload
+    assert (counts.sweeps, counts.expired_objects) == (1, 0)
+
+
 def test_a_sweep_goes_page_by_page_and_ends_where_it_is_told_to(engine: Engine) -> None:
     put(engine, *[f"{number:05d}" for number in range(2 * PAGE_OBJECTS + 1)])
     set_rules(engine, days("", 1))
@@ -157,7 +184,7 @@ def test_a_bucket_without_rules_is_not_looked_at(engine: Engine) -> None:
     put(engine, "key")
     metered = MeteredEngine(engine)
     sweep(metered, START_S + 100 * DAY_S)
-    assert metered.meter.calls["scan"] == 0
+    assert metered.meter.calls["scan"] == 1  # for parts without an upload
 
 
 def test_a_bucket_that_fails_does_not_keep_the_next_from_its_rules(engine: Engine) -> None:
@@ -165,7 +192,8 @@ def test_a_bucket_that_fails_does_not_keep_the_next_from_its_rules(engine: Engin
     set_rules(engine, days("", 1))
     faulty = FaultyEngine(engine, seed=1, fault_rate=1.0, operations={"scan"})
     counts = sweep(faulty, START_S + DAY_S)
-    assert (counts.failures, counts.sweeps, counts.expired_objects) == (1, 1, 0)
+    # The second failure is the look for parts without an upload.
+    assert (counts.failures, counts.sweeps, counts.expired_objects) == (2, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +240,15 @@ def test_the_settings_of_lifecycles_are_an_hour_and_a_day(tmp_path: Path) -> Non
     settings, _ = parse_command_line("test", "test", arguments, {})
     assert settings.storage.lifecycle_interval_s == 3600.0  # storage.lifecycle_interval_s
     assert settings.storage.lifecycle_day_s == 86400.0  # storage.lifecycle_day_s
+
+
+def test_parts_whose_upload_is_gone_are_deleted_and_those_of_open_uploads_are_not(
+    engine: Engine, clock: Clock
+) -> None:
+    upload_id = upload(engine, "in/open")
+    for one in (upload_id, "gone"):
+        staged = engine.stage(multipart.BUCKET, multipart.part_key(one, 1))
+        engine.commit([StagedPut(staged, "etag")])
+    sweep(engine, clock.now_s)
+    left = [part[0] for part in multipart.all_parts(engine)]
+    assert left == [upload_id]

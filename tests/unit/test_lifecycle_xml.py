@@ -6,11 +6,11 @@ import pytest
 
 from objectcache_gateway.request.expiration import expiration_headers
 from objectcache_gateway.request.lifecycle_xml import (
-    RULES_MAX,
     lifecycle_document,
     parse_lifecycle,
 )
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unsupported
+from objectcache_schemas.limits import LIFECYCLE_RULES_MAX, RULE_PREFIX_BYTES_MAX
 from objectcache_schemas.records import LifecycleRule, ObjectInfo
 
 DAYS = "<Expiration><Days>3</Days></Expiration>"
@@ -59,6 +59,15 @@ def test_rules_without_an_id_get_one_each() -> None:
     first, second = parse_lifecycle(document(FILTER + STATUS + DAYS, FILTER + STATUS + DAYS))
     assert first.rule_id
     assert first.rule_id != second.rule_id
+
+
+def test_a_prefix_is_no_longer_than_a_key_may_be() -> None:
+    longest = "é" * (RULE_PREFIX_BYTES_MAX // 2)
+    for shape in ("<Filter><Prefix>{}</Prefix></Filter>", "<Prefix>{}</Prefix>"):
+        (rule,) = parse_lifecycle(document(shape.format(longest) + STATUS + DAYS))
+        assert rule.prefix == longest
+        error = error_of(shape.format(longest + "e") + STATUS + DAYS)
+        assert (error.code, "1025 bytes" in error.message) == ("InvalidArgument", True)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +123,9 @@ def test_ids_are_unique_and_rules_are_bounded() -> None:
     same = f"<ID>a</ID>{FILTER}{STATUS}{DAYS}"
     assert error_of(same, same).code == "InvalidArgument"
     plain = FILTER + STATUS + DAYS
-    assert len(parse_lifecycle(document(*[plain] * RULES_MAX))) == RULES_MAX
-    assert error_of(*[plain] * (RULES_MAX + 1)).code == "MalformedXML"
+    rules = parse_lifecycle(document(*[plain] * LIFECYCLE_RULES_MAX))
+    assert len(rules) == LIFECYCLE_RULES_MAX
+    assert error_of(*[plain] * (LIFECYCLE_RULES_MAX + 1)).code == "MalformedXML"
     assert error_of().code == "MalformedXML"
 
 

@@ -142,7 +142,10 @@ def test_buckets_are_found_by_name_and_listed_in_its_order(store: Store) -> None
     store.reopen()
     with store.index.reading() as view:
         assert [row.info.name for row in view.bucket_rows()] == [".hidden", "a", "b"]
-        assert [info.name for info in view.buckets()] == [".hidden", "a", "b"]
+        assert [info.name for info in view.buckets()] == ["a", "b"]
+        assert [info.name for info in view.buckets(limit=1)] == ["a"]
+        assert [info.name for info in view.buckets("a")] == ["b"]
+        assert view.buckets("b") == []
         assert {row.info.name: row.number for row in view.bucket_rows()} == numbers
         assert view.bucket("a").info == bucket_info("a")
         assert view.find_bucket("c") is None

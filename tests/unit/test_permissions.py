@@ -16,12 +16,18 @@ from objectcache_schemas.records import Quota
 READ, WRITE, ADMIN = Access.READ, Access.WRITE, Access.ADMIN
 
 
+CREATED_S = 5.0
+
+
 def grant(bucket: str, *access: Access, prefix: str = "") -> Grant:
-    return Grant(bucket=bucket, access=access, prefix=prefix)
+    created_s = None if bucket == "*" else CREATED_S
+    return Grant(bucket=bucket, access=access, prefix=prefix, bucket_created_s=created_s)
 
 
-def on(caller: Caller, bucket: str = "logs", owner: str = "carol") -> Permission:
-    return Permission(caller, bucket, owner)
+def on(
+    caller: Caller, bucket: str = "logs", owner: str = "carol", created_s: float = CREATED_S
+) -> Permission:
+    return Permission(caller, bucket, owner, created_s)
 
 
 def test_nothing_is_allowed_that_was_not_granted() -> None:
@@ -58,6 +64,18 @@ def test_a_grant_covers_its_bucket_and_a_star_every_one() -> None:
     assert not on(named, "log").allows(READ, "key")
     everywhere = Caller("alice", grants=(grant("*", READ),))
     assert on(everywhere, "other").allows(READ, "key")
+
+
+def test_a_grant_ends_with_its_bucket_and_a_star_and_a_scope_do_not() -> None:
+    caller = Caller("alice", grants=(grant("logs", READ),))
+    for later in (on(caller, created_s=CREATED_S + 1), on(caller, created_s=CREATED_S - 1)):
+        assert not later.allows(READ, "key")
+        assert not later.allows_some(None)
+    unbound = Caller("alice", grants=(Grant(bucket="logs", access=(READ,)),))
+    assert not on(unbound).allows(READ, "key")
+    assert on(Caller("alice", grants=(grant("*", READ),)), created_s=9.0).allows(READ, "key")
+    scoped = Caller("carol", scope=(Grant(bucket="logs", access=(READ,)),))
+    assert on(scoped, created_s=9.0).allows(READ, "key")
 
 
 def test_a_prefix_covers_keys_below_it_and_listings_of_them_alone() -> None:

@@ -120,16 +120,22 @@ async def test_without_a_quota_nobody_is_asked() -> None:
     server = Server(1.0)
     allowances = server.allowances()
     for _ in range(10):
-        await allowances.spend(Caller("alice"), bucket())
-        await allowances.spend(Caller("alice"), None)
+        await allowances.spend_of_caller(Caller("alice"))
+        await allowances.spend_of_bucket(bucket())
+        await allowances.spend_of_bucket(None)
     assert not server.asked
 
 
 @pytest.mark.asyncio
 async def test_a_bucket_with_a_quota_is_asked_for() -> None:
-    server = Server(1.0)
-    await server.allowances().spend(Caller("bob"), bucket(Quota(requests_per_s=1.0)))
-    assert server.asked == [TakeRequests(identity="bob", bucket="logs", wanted=1)]
+    server = Server(10.0)
+    allowances = server.allowances()
+    await allowances.spend_of_bucket(bucket(Quota(requests_per_s=1.0)))
+    await allowances.spend_of_caller(LIMITED)
+    assert server.asked == [
+        TakeRequests(identity="", bucket="logs", wanted=1),
+        TakeRequests(identity="alice", bucket="", wanted=1),
+    ]
 
 
 @pytest.mark.asyncio
@@ -137,7 +143,7 @@ async def test_a_busy_tenant_takes_more_at_a_time_so_few_requests_ask() -> None:
     server = Server(1000.0)
     allowances = server.allowances()
     for _ in range(500):
-        await allowances.spend(LIMITED, bucket())
+        await allowances.spend_of_caller(LIMITED)
     wanted = [request.wanted for request in server.asked]
     assert wanted[:4] == [1, 2, 4, 8]
     assert max(wanted) == WANTED_MAX
@@ -149,10 +155,10 @@ async def test_what_was_taken_and_not_used_lapses() -> None:
     server = Server(1000.0)
     allowances = server.allowances()
     for _ in range(4):
-        await allowances.spend(LIMITED, bucket())
+        await allowances.spend_of_caller(LIMITED)
     asked = len(server.asked)
     server.now_s += KEPT_S
-    await allowances.spend(LIMITED, bucket())
+    await allowances.spend_of_caller(LIMITED)
     assert len(server.asked) == asked + 1
     assert server.asked[-1].wanted == 1
 
@@ -161,16 +167,16 @@ async def test_what_was_taken_and_not_used_lapses() -> None:
 async def test_a_refusal_says_when_to_come_back_and_is_not_asked_again_before() -> None:
     server = Server(0.5)
     allowances = server.allowances()
-    await allowances.spend(LIMITED, bucket())
+    await allowances.spend_of_caller(LIMITED)
     with pytest.raises(Busy, match="requests a second") as caught:
-        await allowances.spend(LIMITED, bucket())
+        await allowances.spend_of_caller(LIMITED)
     assert caught.value.code == "SlowDown"
     assert caught.value.details.retry_after_s == pytest.approx(2.0)
     asked = len(server.asked)
     server.now_s = 1.9
     with pytest.raises(Busy) as again:
-        await allowances.spend(LIMITED, bucket())
+        await allowances.spend_of_caller(LIMITED)
     assert again.value.details.retry_after_s == pytest.approx(0.1)
     assert len(server.asked) == asked
     server.now_s = 2.0
-    await allowances.spend(LIMITED, bucket())
+    await allowances.spend_of_caller(LIMITED)

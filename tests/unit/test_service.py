@@ -34,14 +34,15 @@ from objectcache_schemas.messages import (
     SendData,
     SetPolicy,
     StorageReply,
-    Stored,
     Upload,
 )
 from objectcache_schemas.records import BucketInfo, BucketPolicy, ObjectAttributes
 from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server import multipart
 from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.connections.buckets import answer_change
 from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.copies import complete
 from objectcache_storage_server.connections.gets import serve_kv_get
 from objectcache_storage_server.connections.operations import answer
 from objectcache_storage_server.connections.puts import serve_put_object
@@ -140,8 +141,9 @@ async def test_a_server_that_stops_begins_no_check() -> None:
 )
 async def test_the_servers_own_buckets_are_nobodys_to_operate(request_: Message) -> None:
     async with hosted() as host:
+        serve = answer_change if isinstance(request_, SetPolicy) else answer
         with pytest.raises(NotFound) as caught:
-            answer(host.service, request_)  # type: ignore[arg-type]
+            serve(host.service, request_)  # type: ignore[arg-type]
         assert caught.value.code == "NoSuchBucket"
 
 
@@ -168,23 +170,23 @@ async def test_a_put_of_unknown_length_counts_as_the_largest_that_it_may_become(
         )
         assert isinstance(await host.reply(host.gateway), SendData)
         with pytest.raises(Busy, match=r"storage\.put_staging_bytes_max"):
-            service.admit_put(left_bytes + 1)
-        service.admit_put(left_bytes)
-        service.end_put(left_bytes)
+            service.admit_put(left_bytes + 1, "other")
+        service.admit_put(left_bytes, "other")
+        service.end_put(left_bytes, "other")
         putting.cancel()
         await asyncio.wait([putting])
-        service.admit_put(put_staging_bytes_max)  # all of it is given back
+        service.admit_put(put_staging_bytes_max, "other")  # all of it is given back
 
 
 @pytest.mark.asyncio
 async def test_a_put_that_could_never_be_staged_is_too_large_and_not_too_early() -> None:
     async with hosted(put_staging_bytes_max=1000, puts_max=1) as host:
         with pytest.raises(InvalidRequest) as caught:
-            host.service.admit_put(1001)
+            host.service.admit_put(1001, "other")
         assert caught.value.code == "EntityTooLarge"
-        host.service.admit_put(1000)
+        host.service.admit_put(1000, "other")
         with pytest.raises(Busy, match=r"storage\.puts_max"):
-            host.service.admit_put(0)
+            host.service.admit_put(0, "other")
 
 
 @pytest.mark.asyncio
@@ -209,16 +211,15 @@ async def test_parts_are_joined_up_to_the_largest_joined_object(
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
         part = multipart.part_key(upload.info.upload_id, 1)
         put(service.engine, part, data, bucket=multipart.BUCKET, etag=etag)
-        complete = CompleteUpload(
+        request = CompleteUpload(
             bucket=BUCKET.name, key="key", upload_id=upload.info.upload_id, parts=((1, etag),)
         )
         if joined_object_bytes_max == len(data):
-            joined = answer(service, complete)
-            assert isinstance(joined, Stored)
+            joined = await complete(service, request)
             assert joined.info.size_bytes == len(data)
             return
         with pytest.raises(InvalidRequest, match=r"limits\.joined_object_bytes_max") as caught:
-            answer(service, complete)
+            await complete(service, request)
         assert caught.value.code == "EntityTooLarge"
 
 

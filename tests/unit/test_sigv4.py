@@ -340,10 +340,30 @@ def test_every_change_of_a_presigned_request_is_refused() -> None:
     assert set(codes.values()) == {"SignatureDoesNotMatch"}, codes
 
 
-@pytest.mark.parametrize("name", ["x-amz-acl", "x-amz-copy-source", "x-amz-meta-a"])
-def test_amz_headers_that_are_not_signed_are_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("x-amz-acl", "x-amz-copy-source", "x-amz-meta-a"),
+        *("x-objectcache-descriptor", "x-objectcache-path", "x-objectcache-later"),
+    ],
+)
+def test_headers_that_must_be_signed_and_are_not_are_refused(name: str) -> None:
     for head in (sign("PUT", URL), presign("PUT", URL)):
         assert refusal_code(with_header(head, name, "x")) == "AccessDenied"
+
+
+@pytest.mark.parametrize(
+    "name", ["x-objectcache-request-id", "x-objectcache-client-seconds", "traceparent"]
+)
+def test_labels_may_be_added_to_a_signed_request(name: str) -> None:
+    for head in (sign("GET", URL), presign("GET", URL)):
+        assert verify(with_header(head, name, "x")).access_key == ACCESS_KEY
+
+
+def test_a_label_that_is_signed_cannot_be_changed() -> None:
+    head = sign("GET", URL, [("x-objectcache-request-id", "x")])
+    changed = with_header(head, "x-objectcache-request-id", "y")
+    assert refusal_code(changed) == "SignatureDoesNotMatch"
 
 
 def test_a_request_whose_host_is_not_signed_is_refused() -> None:

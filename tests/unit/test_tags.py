@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from objectcache_gateway.request.tags import (
-    BUCKET_TAGS_MAX,
     OBJECT_TAGS_MAX,
     checked_tags,
     parse_tagging,
     tags_of_header,
 )
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import BUCKET_TAGS_MAX
 from tests.unit.request_signing import make_head
 
 

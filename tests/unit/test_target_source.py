@@ -136,8 +136,8 @@ class Host:
     def is_unused(self) -> bool:
         """Nothing is stored, no put is counted, and no lease is held."""
         with suppress(NotFound):
-            self.service.admit_put(self.service.storage.put_staging_bytes_max)
-            self.service.end_put(self.service.storage.put_staging_bytes_max)
+            self.service.admit_put(self.service.storage.put_staging_bytes_max, "x")
+            self.service.end_put(self.service.storage.put_staging_bytes_max, "x")
         return self.engine.match("kv", KEYS) == 0 and not self.target.leases
 
     def close(self) -> None:

@@ -54,11 +54,9 @@ def test_every_pattern_holds_from_the_first_to_the_last_character() -> None:
         (AccessKey, {"secret_key": "x" * 8, "user": "alice", "created_s": 1.0}, "access_key"),
         (AccessKey, {"access_key": "AKIA", "user": "alice", "created_s": 1.0}, "secret_key"),
         (AccessKey, {"access_key": "AKIA", "secret_key": "x" * 8, "created_s": 1.0}, "user"),
-        (NewUser, {}, "name"),
         (NewUser, {"name": "alice"}, "access_key"),
         (NewUser, {"name": "alice"}, "secret_key"),
         (NewKey, {}, "user"),
-        (NewToken, {"scopes": ["read"]}, "name"),
         (LogLevel, {"level": "info"}, "process"),
     ],
 )
@@ -70,6 +68,30 @@ def test_a_name_with_a_last_newline_is_refused_by_its_field(
     for wrong in (f"{good}\n", f"{good}\n\n", f"\n{good}"):
         with pytest.raises(msgspec.ValidationError, match=rf"\$\.{name}"):
             msgspec.convert({**fields, name: wrong}, kind)
+
+
+@pytest.mark.parametrize(("kind", "more"), [(NewUser, {}), (NewToken, {"scopes": ["read"]})])
+def test_a_name_that_is_made_is_refused_in_words(
+    kind: type[msgspec.Struct], more: dict[str, Any]
+) -> None:
+    msgspec.convert({"name": "ci=bob,+@x.y", **more}, kind)
+    for wrong in ("", "bad name", "alice\n", "a" * 65, "\u00e9t\u00e9"):
+        with pytest.raises(msgspec.ValidationError, match="name has 1 to 64 letters, digits"):
+            msgspec.convert({"name": wrong, **more}, kind)
+
+
+@pytest.mark.parametrize("name", ["..", "-", "=", ".hidden", "-rf", "_x", "@host"])
+def test_a_users_name_begins_with_a_letter_or_a_digit(name: str) -> None:
+    with pytest.raises(ValueError, match="begins with a letter or a digit"):
+        NewUser(name=name)
+    assert NewUser(name=f"0{name}").name == f"0{name}"
+
+
+@pytest.mark.parametrize("name", ["root", "Root", "anonymous", "other", "none", "nobody"])
+def test_a_word_that_means_something_is_no_users_name(name: str) -> None:
+    with pytest.raises(ValueError, match="no user can be called"):
+        NewUser(name=name)
+    assert NewUser(name=f"{name}s").name == f"{name}s"
 
 
 @pytest.mark.parametrize(

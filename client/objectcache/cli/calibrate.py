@@ -42,6 +42,7 @@ from objectcache_schemas.admin_api import ScheduleChange
 from objectcache_schemas.descriptor import RATE_MIN
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT, GIB
+from objectcache_schemas.root_key import ROOT_CREDENTIALS_FILE
 from objectcache_schemas.schedule import ScheduleState
 from objectcache_schemas.settings import Settings
 
@@ -212,7 +213,7 @@ def _write(file: Path, text: str) -> None:
 
 def default_credentials(data_dir: str | None) -> Path | None:
     """The root credentials beside the data, where they can be read."""
-    file = Path(data_dir) / "root-credentials" if data_dir else None
+    file = Path(data_dir) / ROOT_CREDENTIALS_FILE if data_dir else None
     return file if file and os.access(file, os.R_OK) else None
 
 

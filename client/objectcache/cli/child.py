@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from objectcache.cli.restarts import EXIT_WRONG_SETTINGS, describe_exit
@@ -30,6 +30,7 @@ class ChildCommand:
     ready_prefix: str  # of the line on its standard output that says it serves
     drain_timeout_s: float
     pass_fds: tuple[int, ...] = ()  # descriptors that the process gets beside the standard ones
+    withheld: frozenset[str] = frozenset()  # variables of our environment that it does not get
     reloads: bool = True  # whether SIGHUP makes it read its certificates again, and does not end it
     ready_timeout_s: float = READY_TIMEOUT_S
     stop_margin_s: float = STOP_MARGIN_S
@@ -127,6 +128,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 process_group=0,
                 pass_fds=self._settings.pass_fds,
+                env=environment_without(self._settings.withheld, os.environ),
             )
         finally:
             os.close(read_end)
@@ -168,6 +170,11 @@ class Child:
 
     def __repr__(self) -> str:
         return f"<Child {self.name}, {f'pid {self.pid}' if self.pid else 'not running'}>"
+
+
+def environment_without(withheld: frozenset[str], given: Mapping[str, str]) -> dict[str, str]:
+    """What a child gets of an environment."""
+    return {name: value for name, value in given.items() if name not in withheld}
 
 
 def say(message: str) -> None:

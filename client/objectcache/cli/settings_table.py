@@ -8,6 +8,11 @@ from typing import Annotated, get_args, get_origin
 import msgspec
 
 from objectcache_schemas.limits import GIB, KIB, MIB
+from objectcache_schemas.root_key import (
+    ROOT_ACCESS_KEY_VARIABLE,
+    ROOT_CREDENTIALS_FILE,
+    ROOT_SECRET_KEY_VARIABLE,
+)
 from objectcache_schemas.settings import ENVIRONMENT_PREFIX, SECTIONS, setting_fields
 
 INTRODUCTION = """\
@@ -24,9 +29,9 @@ The other sections are each process' own. This file is what `objectcache setting
 """
 
 OTHER_VARIABLE_MEANINGS = {
-    "OBJECTCACHE_ROOT_ACCESS_KEY": "access key of the root identity; both or neither of the two",
-    "OBJECTCACHE_ROOT_SECRET_KEY": "its secret; without them both are made once and kept in "
-    "DATA_DIR/root-credentials",
+    ROOT_ACCESS_KEY_VARIABLE: "access key of the root identity; both or neither of the two",
+    ROOT_SECRET_KEY_VARIABLE: "its secret; without them both are made once and kept in "
+    f"DATA_DIR/{ROOT_CREDENTIALS_FILE}",
     "OBJECTCACHE_CONFIG": "settings file of the servers, where no `--config` is given",
     "OBJECTCACHE_ENDPOINT": "URL that the client and `objectcache bench` talk to",
     "OBJECTCACHE_ACCESS_KEY": "access key of the client",

@@ -24,10 +24,17 @@ from objectcache.cli.processes import (
 )
 from objectcache.cli.restarts import GiveUp, RestartPolicy, describe_exit
 from objectcache.cli.slot import Slot
+from objectcache_schemas.root_key import (
+    ROOT_ACCESS_KEY_VARIABLE,
+    ROOT_CREDENTIALS_FILE,
+    ROOT_SECRET_KEY_VARIABLE,
+)
 from objectcache_schemas.settings import Settings
 
-ROOT_ACCESS_KEY_VARIABLE = "OBJECTCACHE_ROOT_ACCESS_KEY"
-ROOT_CREDENTIALS_FILE = "root-credentials"  # written by the gateway, readable by its user only
+ROOT_VARIABLES = frozenset({ROOT_ACCESS_KEY_VARIABLE, ROOT_SECRET_KEY_VARIABLE})
+MASTER_KEY_VARIABLES = frozenset({"OBJECTCACHE_MASTER_KEY"})
+# Of commands and clients; no server reads them.
+CLIENT_VARIABLES = frozenset({"OBJECTCACHE_SECRET_KEY", "OBJECTCACHE_ADMIN_TOKEN"})
 EXIT_KILLED = 1  # a second Ctrl-C: nothing was drained
 # The storage server refuses what waits in it, so that gateways that drain do not wait for it.
 REFUSE_WAITING = signal.SIGUSR1
@@ -50,6 +57,7 @@ def storage_child(settings: Settings, arguments: tuple[str, ...]) -> ChildComman
         command=module_command(STORAGE_MODULE, (*arguments, "--exit-with-stdin")),
         ready_prefix="ready storage ",
         drain_timeout_s=settings.storage.drain_timeout_s,
+        withheld=ROOT_VARIABLES | CLIENT_VARIABLES,
     )
 
 
@@ -69,6 +77,7 @@ def gateway_children(
             ready_prefix="ready gateway ",
             drain_timeout_s=settings.gateway.drain_timeout_s,
             pass_fds=tuple(listen_fds),
+            withheld=MASTER_KEY_VARIABLES | CLIENT_VARIABLES,
         )
         for number in range(count)
     )
@@ -81,6 +90,7 @@ def admin_child(settings: Settings, arguments: tuple[str, ...]) -> ChildCommand:
         command=module_command(ADMIN_MODULE, (*arguments, "--exit-with-stdin")),
         ready_prefix="ready admin ",
         drain_timeout_s=ADMIN_DRAIN_TIMEOUT_S,
+        withheld=MASTER_KEY_VARIABLES | CLIENT_VARIABLES,
         reloads=bool(settings.admin.tls_certificate),
     )
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from objectcache_schemas.errors import Unavailable
+from objectcache_schemas.root_key import ROOT_CREDENTIALS_FILE
 from objectcache_schemas.settings import ENVIRONMENT_PREFIX
 
 READY_PREFIX = b"ready http"
-CREDENTIALS_FILE = "root-credentials"
 STOP_TIMEOUT_S = 30.0  # the server's own bound on draining is 20 s
 
 
@@ -48,7 +48,7 @@ def running_server(log_file: Path, start_timeout_s: float) -> Generator[RunningS
         data_dir = Path(directory)
         with started(serve_command(data_dir), log_file) as process:
             endpoint = await_ready(process, log_file, start_timeout_s)
-            yield RunningServer(endpoint, *_credentials(data_dir / CREDENTIALS_FILE))
+            yield RunningServer(endpoint, *_credentials(data_dir / ROOT_CREDENTIALS_FILE))
 
 
 @contextlib.contextmanager

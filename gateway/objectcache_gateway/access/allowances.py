@@ -16,7 +16,7 @@ from objectcache_schemas.errors import Busy
 from objectcache_schemas.messages import RequestsTaken, TakeRequests
 from objectcache_schemas.records import BucketInfo
 
-ALLOWANCES_MAX = 4096  # tenants with their buckets that are remembered
+ALLOWANCES_MAX = 4096  # tenants and buckets that are remembered
 KEPT_S = 0.5  # of requests that were taken and not used
 WANTED_MAX = 100
 RETRY_AFTER_MIN_S = 0.05
@@ -26,7 +26,7 @@ Take = Callable[[TakeRequests], Awaitable[RequestsTaken]]
 
 @dataclass(slots=True)
 class _Allowance:
-    """What one tenant may still ask of one bucket."""
+    """What one tenant may still ask, or may be asked of one bucket."""
 
     left: int = 0
     lapses_s: float = 0.0
@@ -35,29 +35,41 @@ class _Allowance:
 
 
 class RequestAllowances:
-    """What all tenants may still ask. `take` asks the storage server; `clock` is monotonic."""
+    """What all tenants may still ask, and be asked of all buckets.
+
+    `take` asks the storage server; `clock` is monotonic.
+    """
 
     def __init__(self, take: Take, clock: Callable[[], float] = time.monotonic) -> None:
         self._take = take
         self._clock = clock
         self._allowances: OrderedDict[tuple[str, str], _Allowance] = OrderedDict()
 
-    async def spend(self, caller: Caller, bucket: BucketInfo | None) -> None:
-        """Count one request. Raises `Busy` where the quota of the caller or of the bucket leaves
-        none.
+    async def spend_of_caller(self, caller: Caller) -> None:
+        """Count one request for who asks, also where it is denied then: a denial is work, too.
+
+        Raises `Busy` where the caller's quota leaves none.
         """
-        quota = bucket.configuration.quota if bucket is not None else None
-        if caller.requests_per_s is None and (quota is None or quota.requests_per_s is None):
-            return
-        name = bucket.name if bucket is not None else ""
-        allowance = self._allowance(caller.identity, name)
+        if caller.requests_per_s is not None:
+            await self._spend(caller.identity, "")
+
+    async def spend_of_bucket(self, bucket: BucketInfo | None) -> None:
+        """Count one request that a bucket was found to allow, so that strangers use up nothing.
+
+        Raises `Busy` where the bucket's quota leaves none.
+        """
+        if bucket is not None and bucket.configuration.quota.requests_per_s is not None:
+            await self._spend("", bucket.name)
+
+    async def _spend(self, identity: str, bucket: str) -> None:
+        allowance = self._allowance(identity, bucket)
         now_s = self._clock()
         if allowance.left and now_s < allowance.lapses_s:
             allowance.left -= 1
             return
         if now_s < allowance.refused_until_s:
             raise _too_many(allowance.refused_until_s - now_s)
-        await self._refill(allowance, caller.identity, name, now_s)
+        await self._refill(allowance, identity, bucket, now_s)
 
     async def _refill(
         self, allowance: _Allowance, identity: str, bucket: str, now_s: float

@@ -10,7 +10,7 @@ from objectcache_gateway.access.bucket_cache import BucketCache
 from objectcache_gateway.access.operation_access import NEEDED, Applies, Needed
 from objectcache_gateway.access.permissions import Caller, Permission, denied
 from objectcache_gateway.request.addressing import Address
-from objectcache_gateway.request.routes import Operation
+from objectcache_gateway.request.routes import Operation, s3_name
 from objectcache_schemas.accounts import Access
 from objectcache_schemas.errors import AccessDenied, NotFound
 from objectcache_schemas.messages import Object, StatObject
@@ -34,7 +34,9 @@ class RequestAccess:
 
     def sees(self, bucket: BucketInfo) -> bool:
         """Whether the caller's list of buckets holds this one."""
-        return Permission(self.caller, bucket.name, bucket.owner).allows_some(None)
+        return Permission(self.caller, bucket.name, bucket.owner, bucket.created_s).allows_some(
+            None
+        )
 
     async def check_elsewhere(self, access: Access, bucket: str, key: str) -> None:
         """Raise `AccessDenied` unless this key of another bucket may be accessed so."""
@@ -79,8 +81,8 @@ class Authorizer:
         try:
             bucket = await self.permit(caller, needed, address, query)
         except AccessDenied:
-            bucket = await self._listed(caller, operation, address)
-        permission = Permission(caller, bucket.name, bucket.owner)
+            bucket = await self._listed(caller, operation, address, query)
+        permission = Permission(caller, bucket.name, bucket.owner, bucket.created_s)
         return RequestAccess(self, caller, bucket, permission)
 
     async def permit_elsewhere(self, caller: Caller, needed: Needed, address: Address) -> None:
@@ -90,14 +92,16 @@ class Authorizer:
         except AccessDenied:
             if needed.access is not Access.READ:
                 raise
-            await self._listed(caller, Operation.GET_OBJECT, address)
+            await self._listed(caller, Operation.GET_OBJECT, address, {})
 
-    async def _listed(self, caller: Caller, operation: Operation, address: Address) -> BucketInfo:
+    async def _listed(
+        self, caller: Caller, operation: Operation, address: Address, query: Mapping[str, str]
+    ) -> BucketInfo:
         """The bucket, if an access control list allows the operation; raises `AccessDenied`.
 
         Lists open a bucket beyond those who own it, so everybody may know that there is none.
         """
-        refusal = AccessDenied(f"nothing allows {operation.value} here")
+        refusal = AccessDenied(f"nothing allows {s3_name(operation, query)} here")
         need = acl.NEEDED.get(operation)
         if self._stat is None or need is None or caller.scope:
             raise refusal
@@ -156,7 +160,7 @@ async def _attributes(
 def _allows(
     caller: Caller, bucket: BucketInfo, needed: Needed, address: Address, query: Mapping[str, str]
 ) -> bool:
-    permission = Permission(caller, bucket.name, bucket.owner)
+    permission = Permission(caller, bucket.name, bucket.owner, bucket.created_s)
     access = needed.access
     if access is None or needed.applies in (Applies.SOME_OF_BUCKET, Applies.KEYS_OF_BODY):
         return permission.allows_some(access)

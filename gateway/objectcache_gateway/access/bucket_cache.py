@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from objectcache_gateway.access.directory import AccessDirectory
 from objectcache_schemas.messages import Bucket, GetBucket
 from objectcache_schemas.records import BucketInfo
 
 BUCKETS_MAX = 4096
+BYTES_MAX = 32 << 20  # as msgpack; what it takes as objects is a few times as much
+
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 class BucketCache:
@@ -21,11 +26,13 @@ class BucketCache:
         self._ask = ask
         self._directory = directory
         self._known: dict[str, BucketInfo] = {}
+        self._known_bytes = 0
         self._generation = 0
         directory.on_buckets_changed(self._forget)
 
     def _forget(self) -> None:
         self._known = {}
+        self._known_bytes = 0
         self._generation += 1
 
     def known(self, name: str) -> BucketInfo | None:
@@ -38,10 +45,19 @@ class BucketCache:
         info = (await self._ask(GetBucket(name=name))).info
         # What changed since the question was asked may have changed this one.
         if generation == self._generation and self._directory.is_followed:
-            if len(self._known) >= BUCKETS_MAX:
-                self._known.clear()
-            self._known[name] = info
+            self._keep(info)
         return info
 
+    def _keep(self, info: BucketInfo) -> None:
+        info_bytes = len(_ENCODER.encode(info))
+        before = self._known.pop(info.name, None)
+        if before is not None:
+            self._known_bytes -= len(_ENCODER.encode(before))
+        if len(self._known) >= BUCKETS_MAX or self._known_bytes + info_bytes > BYTES_MAX:
+            self._known.clear()
+            self._known_bytes = 0
+        self._known[info.name] = info
+        self._known_bytes += info_bytes
+
     def __repr__(self) -> str:
-        return f"<BucketCache {len(self._known)}/{BUCKETS_MAX}>"
+        return f"<BucketCache {len(self._known)}/{BUCKETS_MAX}, {self._known_bytes} bytes>"

@@ -56,6 +56,15 @@ class Caller:
         """Whether its key's scope has anything to do with a bucket."""
         return not self.scope or _names(self.scope, bucket)
 
+    def grants_on(self, bucket: str, created_s: float) -> tuple[Grant, ...]:
+        """Its grants on every bucket and on this one; not those on an earlier one of its name."""
+        return tuple(
+            grant
+            for grant in self.grants
+            if grant.bucket == ANY_BUCKET
+            or (grant.bucket == bucket and grant.bucket_created_s == created_s)
+        )
+
 
 ROOT = Caller(ROOT_USER, is_root=True)
 NOBODY = Caller("")  # a request without a signature
@@ -68,20 +77,21 @@ class Permission:
     caller: Caller
     bucket: str
     owner: str
+    created_s: float  # of the bucket
 
     def allows(self, access: Access, key: str) -> bool:
         """Whether this access to a key is allowed; or to all keys that begin with `key`, which is
         what a listing asks for. The empty text is the whole bucket.
         """
         caller = self.caller
-        if not self._is_owner and not _covers(caller.grants, self.bucket, access, key):
+        if not self._is_owner and not _covers(self._grants, self.bucket, access, key):
             return False
         return not caller.scope or _covers(caller.scope, self.bucket, access, key)
 
     def allows_some(self, access: Access | None) -> bool:
         """Whether this access, or any, is allowed to some key."""
         caller = self.caller
-        if not self._is_owner and not _names(caller.grants, self.bucket, access):
+        if not self._is_owner and not _names(self._grants, self.bucket, access):
             return False
         return not caller.scope or _names(caller.scope, self.bucket, access)
 
@@ -95,6 +105,10 @@ class Permission:
         for key in keys:
             if not self.allows(access, key):
                 raise denied(access, key)
+
+    @property
+    def _grants(self) -> tuple[Grant, ...]:
+        return self.caller.grants_on(self.bucket, self.created_s)
 
     @property
     def _is_owner(self) -> bool:

@@ -125,12 +125,17 @@ async def run(settings: Settings, root: RootCredentials, exit_with_stdin: bool) 
 def make_server(settings: Settings, root: RootCredentials, address: StorageAddress) -> AdminServer:
     """The server and what it reaches, not yet listening. Call it within an event loop."""
     storage = StoragePool(address, settings.limits, STORAGE_CONNECTIONS_MAX, STORAGE_TIMEOUT_S)
-    reach = Reach(
-        settings, storage, AccountsView(storage), GatewayProcesses(settings), root.access_key
-    )
     gateway = settings.gateway
     audit_log = AuditLog(
         audit_file(settings), gateway.audit_log_bytes_max, gateway.audit_log_files_max
+    )
+    reach = Reach(
+        settings,
+        storage,
+        AccountsView(storage),
+        GatewayProcesses(settings),
+        root.access_key,
+        audit_log,
     )
     return AdminServer(reach, root, audit_log, ROUTES)
 

@@ -41,9 +41,13 @@ class AuditLog:
 
     def write(self, line: bytes) -> None:
         """Append a line, in one piece."""
+        lost_before = self.lost_lines
         error = self._file.write([line])
-        if error is not None:
-            logger.error("%s cannot be written: %s", self._path, error.strerror or error)
+        if error is not None or self.lost_lines > lost_before:
+            why = "a part of the line only" if error is None else error.strerror or error
+            logger.error(
+                "%s cannot be written: %s; %d lines are lost", self._path, why, self.lost_lines
+            )
 
     def close(self) -> None:
         """Close the file."""

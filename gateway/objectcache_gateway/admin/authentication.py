@@ -16,6 +16,7 @@ from objectcache_gateway.signing.sigv4 import Authenticated, Payload, authentica
 from objectcache_schemas.accounts import ROOT_USER, AdminToken
 from objectcache_schemas.admin_api import SCOPE_ADMIN
 from objectcache_schemas.errors import AccessDenied, ObjectCacheError
+from objectcache_schemas.logs import clean
 
 BEARER = "bearer"  # a scheme is written in any case
 TOKEN_PREFIX = "oct_"  # noqa: S105 - lets scanners of repositories find one
@@ -44,14 +45,35 @@ def peer_asker(connected: socket.socket, own_uid: int) -> Asker | None:
 
 def bearer_asker(authorization: str, tokens: Mapping[str, AdminToken], now_s: float) -> Asker:
     """Who a token stands for. Raises `AccessDenied` (Unauthorized), the same for every reason."""
-    token = authorization.partition(" ")[2].strip()[:TOKEN_CHARS_MAX]
-    token_id = token.removeprefix(TOKEN_PREFIX).partition("_")[0]
-    found = tokens.get(token_id)
+    token = _token_of(authorization)
+    found = tokens.get(_token_id(token))
     kept = found.token_sha256 if found else _NO_TOKEN_SHA256
     is_right = hmac.compare_digest(token_sha256(token), kept)
     if found is None or not is_right or (found.expires_s is not None and now_s >= found.expires_s):
         raise unauthorized("the token is not known, or has expired")
     return Asker(f"token {found.name} ({found.token_id})", found.scopes)
+
+
+def bearer_refusal(authorization: str, tokens: Mapping[str, AdminToken], now_s: float) -> str:
+    """Why `bearer_asker` refused, for the log: only the server's own people read it.
+
+    A token is named only where its id is known; of others nothing is said.
+    """
+    found = tokens.get(_token_id(_token_of(authorization)))
+    if found is None:
+        return "the token is not known"
+    named = f"token {clean(found.name)} ({found.token_id})"
+    if found.expires_s is not None and now_s >= found.expires_s:
+        return f"{named} has expired"
+    return f"the secret of {named} is wrong"
+
+
+def _token_of(authorization: str) -> str:
+    return authorization.partition(" ")[2].strip()[:TOKEN_CHARS_MAX]
+
+
+def _token_id(token: str) -> str:
+    return token.removeprefix(TOKEN_PREFIX).partition("_")[0]
 
 
 def signed_asker(

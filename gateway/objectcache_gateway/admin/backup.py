@@ -7,14 +7,13 @@ same passphrase, so that what was damaged or changed is refused before anything 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import secrets
 
 import msgspec
 
 from objectcache_gateway.admin.accounts_view import Accounts
-from objectcache_gateway.admin.buckets import all_buckets
+from objectcache_gateway.admin.buckets import all_buckets, configure_bucket
 from objectcache_gateway.admin.routes import Call, Nothing, Route
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_schemas.accounts import (
@@ -22,6 +21,7 @@ from objectcache_schemas.accounts import (
     AccountsExported,
     ExportAccounts,
     ImportAccounts,
+    RebindGrants,
 )
 from objectcache_schemas.admin_api import (
     BACKUP_VERSION,
@@ -34,13 +34,13 @@ from objectcache_schemas.admin_api import (
 )
 from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest
 from objectcache_schemas.messages import (
-    ConfigureBucket,
     CreateBucket,
     Done,
     SetLayout,
     SetPolicy,
 )
-from objectcache_schemas.records import BucketConfiguration, BucketInfo, BucketPolicy
+from objectcache_schemas.passphrases import passphrase_key
+from objectcache_schemas.records import BucketInfo, BucketPolicy
 from objectcache_schemas.schedule import (
     GetSchedule,
     ScheduleChanges,
@@ -50,19 +50,15 @@ from objectcache_schemas.schedule import (
 
 BACKUP_BYTES_MAX = 64 << 20
 SALT_BYTES = 16
-SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 15, 8, 1  # 32 MiB and a tenth of a second
-SCRYPT_MEMORY_BYTES = 64 << 20
+PROOF_KEY_BYTES = 64
 
 
 def proof_of(content: BackupContent, passphrase: str, salt: bytes) -> bytes:
     """HMAC-SHA256 of the content under a key of the passphrase."""
-    key = hashlib.scrypt(
+    key = passphrase_key(
         passphrase.encode("utf-8", "surrogateescape"),
-        salt=b"objectcache/backup/v1" + salt,
-        n=SCRYPT_N,
-        r=SCRYPT_R,
-        p=SCRYPT_P,
-        maxmem=SCRYPT_MEMORY_BYTES,
+        b"objectcache/backup/v1" + salt,
+        PROOF_KEY_BYTES,
     )
     return hmac.digest(key, msgspec.msgpack.encode(content, order="deterministic"), "sha256")
 
@@ -104,6 +100,8 @@ async def restore(call: Call[RestoreRequest, Nothing]) -> RestoreReply:
         await call.storage.call(imported, AccountsChanged)
         for info in content.buckets:
             await _restore_bucket(call.storage, info, existing.get(info.name))
+        made = {info.name: info.created_s for info in content.buckets}
+        await call.accounts.change(RebindGrants(created_s=made))
         await call.storage.call(SetSchedule(changes=content.schedule, reset=True), ScheduleState)
         accounts = await call.accounts.look()
     created = sum(info.name not in existing for info in content.buckets)
@@ -123,13 +121,13 @@ def check_empty(accounts: Accounts, now: ScheduleChanges, restored: ScheduleChan
         users, keys, tokens = found
         raise Conflict(
             f"the server has {users} users, {keys} keys and {tokens} tokens, which the backup's "
-            "would replace; restore with replace to let it",
+            'would replace; give --replace ("replace": true) to let it',
             code="EntityAlreadyExists",
         )
     if now not in (ScheduleChanges(), restored):
         raise Conflict(
-            "the server's schedule was changed, and the backup's would replace it; restore with "
-            "replace to let it",
+            "the server's schedule was changed, and the backup's would replace it; give --replace "
+            '("replace": true) to let it',
             code="EntityAlreadyExists",
         )
 
@@ -159,17 +157,21 @@ def check_buckets(
 
 async def _restore_bucket(storage: StoragePool, info: BucketInfo, found: BucketInfo | None) -> None:
     if found is None:
-        create = CreateBucket(name=info.name, owner=info.owner, region=info.region)
+        create = CreateBucket(
+            name=info.name,
+            owner=info.owner,
+            region=info.region,
+            configuration=info.configuration,
+        )
         await storage.call(create, Done)
     policy = found.policy if found else BucketPolicy()
-    configuration = found.configuration if found else BucketConfiguration()
+    configuration = found.configuration if found else info.configuration
     if info.layout is not None:
         await storage.call(SetLayout(bucket=info.name, layout=info.layout), Done)
     if info.policy != policy:
         await storage.call(SetPolicy(bucket=info.name, policy=info.policy), Done)
     if info.configuration != configuration:
-        configure = ConfigureBucket(name=info.name, configuration=info.configuration)
-        await storage.call(configure, Done)
+        await configure_bucket(storage, info.name, lambda _: info.configuration)
 
 
 ROUTES = (

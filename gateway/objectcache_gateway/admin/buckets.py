@@ -42,6 +42,8 @@ from objectcache_schemas.messages import (
 )
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, BucketPolicy, Quota
 
+CHANGE_ATTEMPTS_MAX = 5  # each fails only because somebody else's change has succeeded
+
 
 async def bucket_info(storage: StoragePool, name: str) -> BucketInfo:
     """The bucket; raises `NotFound`."""
@@ -50,8 +52,14 @@ async def bucket_info(storage: StoragePool, name: str) -> BucketInfo:
 
 async def all_buckets(storage: StoragePool) -> dict[str, BucketInfo]:
     """All buckets by name."""
-    buckets = (await storage.call(ListBuckets(), Buckets)).buckets
-    return {info.name: info for info in buckets}
+    found: dict[str, BucketInfo] = {}
+    after: str | None = ""
+    while after is not None:
+        request = ListBuckets(start_after=after, with_configuration=True)
+        page = await storage.call(request, Buckets)
+        found |= {info.name: info for info in page.buckets}
+        after = page.next_start_after
+    return found
 
 
 async def usage_of(storage: StoragePool, bucket: str = "") -> dict[str, BucketUsage]:
@@ -108,15 +116,14 @@ async def add_bucket(call: Call[NewBucket, Nothing]) -> BucketView:
     region = call.reach.settings.gateway.region
     if new.name in await all_buckets(call.storage):
         raise Conflict(f"bucket {new.name!r} exists already", code="BucketAlreadyExists")
-    await call.storage.call(CreateBucket(name=new.name, owner=new.owner, region=region), Done)
+    configuration = BucketConfiguration(etag_mode=new.etag_mode, quota=new.quota)
+    create = CreateBucket(
+        name=new.name, owner=new.owner, region=region, configuration=configuration
+    )
+    await call.storage.call(create, Done)
     try:
         if new.layout is not None:
             await call.storage.call(SetLayout(bucket=new.name, layout=new.layout), Done)
-        configuration = BucketConfiguration(etag_mode=new.etag_mode, quota=new.quota)
-        if configuration != BucketConfiguration():
-            await call.storage.call(
-                ConfigureBucket(name=new.name, configuration=configuration), Done
-            )
     except ObjectCacheError:
         await call.storage.call(DeleteBucket(name=new.name), Done)
         raise
@@ -161,11 +168,30 @@ async def get_quota(call: Call[Nothing, Nothing]) -> Quota:
 async def _configure(
     call: Call[Any, Any], change: Callable[[BucketConfiguration], BucketConfiguration]
 ) -> BucketConfiguration:
-    name = call.names["bucket"]
-    async with call.accounts.changing:
-        configuration = change((await bucket_info(call.storage, name)).configuration)
-        await call.storage.call(ConfigureBucket(name=name, configuration=configuration), Done)
-    return (await bucket_info(call.storage, name)).configuration
+    return await configure_bucket(call.storage, call.names["bucket"], change)
+
+
+async def configure_bucket(
+    storage: StoragePool,
+    name: str,
+    change: Callable[[BucketConfiguration], BucketConfiguration],
+) -> BucketConfiguration:
+    """Replace a bucket's configuration by what `change` makes of it, whoever changes it meanwhile.
+
+    Raises `NotFound`, and `Conflict` (OperationAborted) where others change it all the time.
+    """
+    for attempt in range(1, CHANGE_ATTEMPTS_MAX + 1):
+        seen = (await bucket_info(storage, name)).configuration
+        made = change(seen)
+        try:
+            request = ConfigureBucket(name=name, configuration=made, replaces=seen)
+            await storage.call(request, Done)
+        except Conflict as error:
+            if error.code != "OperationAborted" or attempt == CHANGE_ATTEMPTS_MAX:
+                raise
+        else:
+            return made
+    raise AssertionError("the last attempt returns or raises")
 
 
 async def pin(call: Call[Pins, Nothing]) -> PinsReply:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-
 import msgspec
 
 from objectcache_gateway.admin.routes import Call, Nothing, Route, page_of
-from objectcache_schemas.accounts import AccessKey, DeleteKey, PutKey
+from objectcache_gateway.signing.made_up_keys import made_up_access_key, made_up_secret_key
+from objectcache_schemas.accounts import AccessKey, DeleteKey, PutKey, RotateKey
 from objectcache_schemas.admin_api import (
     KeyChange,
     KeyChoice,
@@ -20,18 +19,14 @@ from objectcache_schemas.admin_api import (
 )
 from objectcache_schemas.errors import InvalidRequest
 
-ACCESS_KEY_PREFIX = "OC"
-_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-
 
 def make_pair(
     user: str, now_s: float, access_key: str | None = None, secret_key: str | None = None
 ) -> AccessKey:
     """A key; what is not given of the pair is made up, the secret of 240 random bits."""
-    made_up = ACCESS_KEY_PREFIX + "".join(secrets.choice(_ALPHABET) for _ in range(18))
     return AccessKey(
-        access_key=access_key or made_up,
-        secret_key=secret_key or secrets.token_urlsafe(30),
+        access_key=access_key or made_up_access_key(),
+        secret_key=secret_key or made_up_secret_key(),
         user=user,
         created_s=now_s,
     )
@@ -128,8 +123,7 @@ async def rotate_key(call: Call[Rotation, Nothing]) -> RotatedKey:
             expires_s=rotated_end_s(old, call.body, call.now_s),
         )
         ending = msgspec.structs.replace(old, expires_s=ends_s)
-        await call.accounts.change(PutKey(key=new, create=True))
-        await call.accounts.change(PutKey(key=ending, create=False))
+        await call.accounts.change(RotateKey(key=new, old=ending))
     return RotatedKey(key=pair_of(new), old=key_view(ending))
 
 

@@ -32,6 +32,7 @@ class Scrapes:
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
+        self.audit_lines_lost = 0
         self._up: dict[str, bool] = {}
         self._elapsed_s = 0.0
         self._page = MetricsPage(self.families)
@@ -73,6 +74,12 @@ class Scrapes:
             "How long it took to collect the last page.",
             (),
             alone(self._elapsed_s),
+        )
+        yield counter(
+            "admin_audit_lines_lost_total",
+            "Lines of the admin audit log that could not be written.",
+            (),
+            alone(self.audit_lines_lost),
         )
 
 
@@ -134,6 +141,7 @@ _SCRAPES = Scrapes()  # one process has one page
 
 async def get_metrics(call: Call[Nothing, Nothing]) -> web.Response:
     """All processes' metrics, in Prometheus' text format."""
+    _SCRAPES.audit_lines_lost = call.reach.audit_log.lost_lines
     text = await _SCRAPES.page(call.storage, call.reach.gateways)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 

@@ -32,11 +32,16 @@ async def get_health(call: Call[Any, Nothing]) -> HealthReply:
     """The state of all processes. A gateway that does not answer does not make it ill."""
     gateways = _states(await call.reach.gateways.get(GATEWAY_STATE_PATH))
     own = ProcessState(process=ADMIN, ok=True)
+    audit_lines_lost = call.reach.audit_log.lost_lines
     try:
         health = await call.storage.call(GetHealth(), Health)
     except ObjectCacheError as error:
         storage = ProcessState(process=STORAGE, ok=False, message=error.message)
-        return HealthReply(status="unavailable", processes=(own, storage, *gateways))
+        return HealthReply(
+            status="unavailable",
+            processes=(own, storage, *gateways),
+            audit_lines_lost=audit_lines_lost,
+        )
     return HealthReply(
         status="draining" if health.draining else "ok",
         processes=(own, ProcessState(process=STORAGE, ok=True), *gateways),
@@ -45,11 +50,12 @@ async def get_health(call: Call[Any, Nothing]) -> HealthReply:
         deliveries_in_flight=health.deliveries_in_flight,
         in_flight_bytes=health.in_flight_bytes,
         damaged_count=health.damaged_count,
+        audit_lines_lost=audit_lines_lost,
     )
 
 
 async def change_drain(call: Call[DrainChange, Nothing]) -> HealthReply:
-    """Take no new deliveries and puts, or take them again; those in flight finish.
+    """Take no deliveries, bodies and changes, or take them again; those in flight finish.
 
     Gateways serve on, and their health check says 503, so that a balancer takes them away.
     """
@@ -96,7 +102,7 @@ ROUTES = (
     Route("GET", "/healthz", None, "That the admin API serves", get_liveness, Liveness),
     Route("GET", "/v1/health", "server:read", "All processes", get_health, HealthReply),
     Route(
-        *("PUT", "/v1/drain", "server:write", "Take no new deliveries and puts, or again"),
+        *("PUT", "/v1/drain", "server:write", "Take no deliveries, bodies and changes, or again"),
         *(change_drain, HealthReply, DrainChange),
     ),
     Route(

@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from objectcache_gateway.admin.accounts_view import AccountsView
+from objectcache_gateway.admin.audit import AuditLog
 from objectcache_gateway.admin.gateway_processes import GatewayProcesses
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_schemas.admin_api import PAGE_ITEMS_MAX, Body
@@ -45,6 +46,7 @@ class Reach:
     accounts: AccountsView
     gateways: GatewayProcesses
     root_access_key: str
+    audit_log: AuditLog
 
 
 @dataclass(frozen=True, slots=True)

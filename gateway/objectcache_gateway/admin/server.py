@@ -22,12 +22,17 @@ from objectcache_gateway.admin.audit import AuditLog, audit_line, without_secret
 from objectcache_gateway.admin.authentication import (
     BEARER,
     bearer_asker,
+    bearer_refusal,
     check_body,
     peer_asker,
     signed_asker,
     unauthorized,
 )
-from objectcache_gateway.admin.connections import ConnectionBound
+from objectcache_gateway.admin.connections import (
+    HANDSHAKE_TIMEOUT_S,
+    AdminConnection,
+    ConnectionBound,
+)
 from objectcache_gateway.admin.problems import name_the_server, problem_response
 from objectcache_gateway.admin.requests import (
     decode_body,
@@ -63,6 +68,7 @@ class Account:
     request_id: str
     asker: Asker | None = None
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    refusal: str = ""  # why credentials do not suffice, for the log
 
 
 class AdminServer:
@@ -76,7 +82,6 @@ class AdminServer:
         self._audit_log = audit_log
         self._requests_in_flight = 0
         self._listeners: list[asyncio.Server] = []
-        self._bound: ConnectionBound | None = None
         self._runner = web.AppRunner(
             self._application(routes),
             handler_cancellation=True,
@@ -88,15 +93,21 @@ class AdminServer:
         """Listen on the unix socket, which is for the server's own user and root."""
         await self._runner.setup()
         assert self._runner.server is not None
-        bound = self._bound = ConnectionBound(self._runner.server)
+        bound = ConnectionBound(self._runner.server)
         loop = asyncio.get_running_loop()
         self._listeners.append(await loop.create_unix_server(bound, sock=_unix_listener(path)))
 
     async def listen(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
-        """Listen there as well."""
-        assert self._bound is not None, "start first"
+        """Listen there as well, with a bound of its own."""
+        assert self._runner.server is not None, "start first"
+        bound = ConnectionBound(self._runner.server)
         loop = asyncio.get_running_loop()
-        self._listeners.append(await loop.create_server(self._bound, sock=listener, ssl=context))
+        handshake_s = HANDSHAKE_TIMEOUT_S if context else None
+        self._listeners.append(
+            await loop.create_server(
+                bound, sock=listener, ssl=context, ssl_handshake_timeout=handshake_s
+            )
+        )
 
     async def close(self) -> None:
         """End, and what is still asked with it."""
@@ -118,8 +129,9 @@ class AdminServer:
     @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The handler's response, or an error as JSON; aiohttp's own errors too."""
-        assert self._bound is not None
-        self._bound.heard(request.protocol)
+        connection = request.protocol
+        assert isinstance(connection, AdminConnection)
+        connection.request_begins()
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -127,6 +139,8 @@ class AdminServer:
             if isinstance(error, web.HTTPMethodNotAllowed):
                 response.headers["Allow"] = error.headers["Allow"]
             return response
+        finally:
+            connection.request_ends()
 
     def _handler_of(self, route: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -163,12 +177,18 @@ class AdminServer:
             raise Busy(f"{REQUESTS_MAX} requests are served already", retry_after_s=1.0)
         sha256 = None
         if route.scope is not None:
-            account.asker, sha256 = await self._authenticate(request)
+            try:
+                account.asker, sha256 = await self._authenticate(request)
+            except AccessDenied as error:
+                account.refusal = self._why_refused(request, error)
+                raise
+            _trust(request)
             if not covers(account.asker.scopes, route.scope):
+                account.refusal = f"{account.asker.name} lacks the scope {route.scope}"
                 raise AccessDenied(f"this needs the scope {route.scope!r}")
         data = await read_body(request, route.body_bytes_max)
         if sha256 is not None:
-            check_body(data, sha256)
+            _check_body(data, sha256, account)
         body = decode_body(data, route.body)
         account.asked = without_secrets(body)
         call = Call(
@@ -197,6 +217,17 @@ class AdminServer:
         skew_s = self._reach.settings.gateway.clock_skew_s
         return signed_asker(request_head(request), self._root, time.time(), skew_s)
 
+    def _why_refused(self, request: web.Request, error: AccessDenied) -> str:
+        authorization = request.headers.get("Authorization")
+        if authorization is None:
+            return "no credentials"
+        if status_page.is_status(request.path):
+            authorization = status_page.as_bearer(authorization)
+        if authorization.partition(" ")[0].lower() == BEARER:
+            return bearer_refusal(authorization, self._reach.accounts.known.tokens, time.time())
+        cause = error.__cause__
+        return cause.code if isinstance(cause, ObjectCacheError) else error.message
+
     def _peer(self, request: web.Request) -> Asker:
         transport = request.transport
         connected = transport.get_extra_info("socket") if transport else None
@@ -213,8 +244,10 @@ class AdminServer:
     ) -> None:
         who = account.asker.name if account.asker else "nobody"
         origin = request.remote or "unix socket"
-        if status == 401:
-            logger.warning("%s %s from %s: no good credentials", route.method, route.path, origin)
+        if account.refusal:
+            logger.warning(
+                "%s %s from %s is refused: %s", route.method, route.path, origin, account.refusal
+            )
         if route.changes and account.asker is not None:
             line = audit_line(
                 now_s=time.time(),
@@ -233,6 +266,20 @@ class AdminServer:
 
     def __repr__(self) -> str:
         return f"<AdminServer {self._requests_in_flight} requests in flight>"
+
+
+def _check_body(data: bytes, sha256: str, account: Account) -> None:
+    try:
+        check_body(data, sha256)
+    except AccessDenied as error:
+        account.refusal = error.message
+        raise
+
+
+def _trust(request: web.Request) -> None:
+    """Whoever has shown good credentials keeps the connection."""
+    assert isinstance(request.protocol, AdminConnection)
+    request.protocol.is_trusted = True
 
 
 async def _name_the_server(_: web.Request, response: web.StreamResponse) -> None:

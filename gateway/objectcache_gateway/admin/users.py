@@ -11,7 +11,6 @@ from objectcache_gateway.admin.accounts_view import Accounts
 from objectcache_gateway.admin.keys import make_pair, pair_of
 from objectcache_gateway.admin.routes import Call, Nothing, Route, changed, page_of
 from objectcache_schemas.accounts import (
-    ROOT_USER,
     Access,
     DeleteUser,
     Grant,
@@ -31,7 +30,7 @@ from objectcache_schemas.admin_api import (
     UserList,
     UserView,
 )
-from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound, ObjectCacheError
+from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError
 from objectcache_schemas.records import Quota
 
 
@@ -64,8 +63,6 @@ async def get_user(call: Call[Nothing, Nothing]) -> UserView:
 async def add_user(call: Call[NewUser, Nothing]) -> NewUserReply:
     """Make a user and its key pair, or nothing."""
     new = call.body
-    if new.name == ROOT_USER:
-        raise Conflict(f"{ROOT_USER!r} is the root key's own name", code="EntityAlreadyExists")
     user = User(
         name=new.name,
         created_s=call.now_s,
@@ -120,7 +117,7 @@ async def _put(call: Call[Any, Any], change: Callable[[User], User]) -> UserView
         user = change((await call.accounts.look()).user(call.names["name"]))
         await call.accounts.put_user(user)
         accounts = await call.accounts.look()
-    return user_view(accounts, user)
+    return user_view(accounts, accounts.user(user.name))
 
 
 # --- grants ---------------------------------------------------------------------------------------
@@ -132,7 +129,10 @@ async def list_grants(call: Call[Nothing, Nothing]) -> GrantList:
 
 
 async def add_grant(call: Call[NewGrant, Nothing]) -> GrantList:
-    """Give a user access; what it has already on the same bucket and prefix stays."""
+    """Give a user access; what it has already on the same bucket and prefix stays.
+
+    Raises `NotFound` (NoSuchBucket) for a bucket that is not there.
+    """
     body = call.body
     grant = Grant(bucket=body.bucket, prefix=body.prefix, access=body.access)
     view = await _put(
@@ -162,12 +162,13 @@ def merged(grants: Iterable[Grant]) -> tuple[Grant, ...]:
 
     Raises `InvalidRequest` for one without an access or a bucket.
     """
-    held: dict[tuple[str, str], set[Access]] = {}
+    held: dict[Grant, set[Access]] = {}
     for grant in grants:
         if not grant.access or not grant.bucket:
             raise InvalidRequest("a grant needs a bucket and at least one of read, write, admin")
-        held.setdefault((grant.bucket, grant.prefix), set()).update(grant.access)
-    return tuple(_grant(bucket, prefix, access) for (bucket, prefix), access in held.items())
+        place = msgspec.structs.replace(grant, access=())
+        held.setdefault(place, set()).update(grant.access)
+    return tuple(_with_access(place, access) for place, access in held.items())
 
 
 def without_access(
@@ -179,13 +180,12 @@ def without_access(
         if (grant.bucket, grant.prefix) != (bucket, prefix):
             kept.append(grant)
         elif access is not None and (left := set(grant.access) - {access}):
-            kept.append(_grant(bucket, prefix, left))
+            kept.append(_with_access(grant, left))
     return tuple(kept)
 
 
-def _grant(bucket: str, prefix: str, access: set[Access]) -> Grant:
-    ordered = tuple(one for one in Access if one in access)
-    return Grant(bucket=bucket, prefix=prefix, access=ordered)
+def _with_access(grant: Grant, access: set[Access]) -> Grant:
+    return msgspec.structs.replace(grant, access=tuple(one for one in Access if one in access))
 
 
 _USER = "/v1/users/{name}"

@@ -15,9 +15,7 @@ from typing import Protocol, cast
 from awscrt import checksums as crt
 
 from objectcache_schemas.errors import InvalidRequest
-
-FULL_OBJECT = "FULL_OBJECT"
-COMPOSITE = "COMPOSITE"
+from objectcache_schemas.records import COMPOSITE, FULL_OBJECT
 
 Bytes = bytes | bytearray | memoryview
 

@@ -6,18 +6,21 @@ success, and any other is refused.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 from aiohttp import web
 
 from objectcache_gateway.access.acl import canned
 from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.handlers.attribute_changes import change_attributes
 from objectcache_gateway.handlers.bucket_configuration import change_configuration
 from objectcache_gateway.handlers.buckets import get_bucket
 from objectcache_gateway.handlers.objects import stat_object
 from objectcache_gateway.request.acl_xml import acl_document, parse_acl
-from objectcache_schemas.errors import InvalidRequest, Unsupported
-from objectcache_schemas.messages import Object, ReplaceAttributes
-from objectcache_schemas.records import AclGrant
+from objectcache_gateway.request.xml_tree import parse_apart
+from objectcache_schemas.errors import Conflict, InvalidRequest, Unsupported
+from objectcache_schemas.records import AclGrant, ObjectAttributes
 
 
 async def get_bucket_acl(exchange: Exchange) -> web.StreamResponse:
@@ -45,15 +48,17 @@ async def get_object_acl(exchange: Exchange) -> web.StreamResponse:
 
 async def put_object_acl(exchange: Exchange) -> web.StreamResponse:
     """PutObjectAcl, by a canned name or an AccessControlPolicy."""
-    info = await stat_object(exchange)
-    grants = await _asked_grants(exchange, info.attributes.owner or exchange.access.here.owner)
-    request = ReplaceAttributes(
-        bucket=exchange.bucket,
-        key=exchange.key,
-        etag=info.etag,
-        attributes=msgspec.structs.replace(info.attributes, acl=grants),
-    )
-    await exchange.storage.call(request, Object)
+    owner = (await stat_object(exchange)).attributes.owner
+    grants = await _asked_grants(exchange, owner or exchange.access.here.owner)
+
+    def listed(seen: ObjectAttributes) -> ObjectAttributes:
+        if seen.owner != owner:
+            raise Conflict(
+                "the object is another user's by now; look at it again", code="OperationAborted"
+            )
+        return msgspec.structs.replace(seen, acl=grants)
+
+    await change_attributes(exchange, listed)
     return exchange.empty()
 
 
@@ -61,12 +66,15 @@ async def _asked_grants(exchange: Exchange, owner: str) -> tuple[AclGrant, ...]:
     name = exchange.head.header("x-amz-acl")
     body = b""
     if exchange.request.body_exists:
-        decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max)
-        body = await exchange.read_body(decoder)
+        body = await exchange.read_xml()
     if (name is None) == (not body):
         raise InvalidRequest("give x-amz-acl or an AccessControlPolicy, one of them")
     bucket_owner = exchange.access.here.owner
-    grants = canned(name, owner, bucket_owner) if name is not None else parse_acl(body, owner)
+    grants = (
+        canned(name, owner, bucket_owner)
+        if name is not None
+        else await parse_apart(partial(parse_acl, owner=owner), body)
+    )
     if grants and not exchange.settings.gateway.acls:
         raise Unsupported("access control lists are not honoured; see gateway.acls")
     return grants

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 from aiohttp import web
 
 from objectcache_gateway.access.acl import canned
@@ -10,11 +13,11 @@ from objectcache_gateway.handlers import xml_render
 from objectcache_gateway.request import xml_parse
 from objectcache_gateway.request.listing_params import key_to_token, page_size, token_to_key
 from objectcache_gateway.request.routes import raise_unconfigured
+from objectcache_gateway.request.xml_tree import parse_apart
 from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest
 from objectcache_schemas.messages import (
     Bucket,
     Buckets,
-    ConfigureBucket,
     CreateBucket,
     DeleteBucket,
     Done,
@@ -25,6 +28,7 @@ from objectcache_schemas.records import BucketConfiguration, BucketInfo
 
 # What clients send that know of no region; s3cmd's default is US.
 _ANY_REGION = frozenset({"", "us-east-1", "US"})
+THREAD_BUCKETS_MIN = 1000  # a longer list is rendered in a thread, some 10 ms each thousand
 
 
 async def get_bucket(exchange: Exchange) -> BucketInfo:
@@ -47,23 +51,34 @@ async def check_expected_owner(exchange: Exchange) -> None:
 async def list_buckets(exchange: Exchange) -> web.StreamResponse:
     """ListBuckets: those that the caller owns or was granted something in, by name."""
     query = exchange.query
-    after = token_to_key(query.get("continuation-token", ""))
-    prefix = query.get("prefix", "")
-    owned = [
-        bucket
-        for bucket in (await exchange.storage.call(ListBuckets(), Buckets)).buckets
-        if exchange.access.sees(bucket)
-        and bucket.name > after
-        and bucket.name.startswith(prefix)
-        and query.get("bucket-region", bucket.region) == bucket.region
-    ]
-    limit = page_size(query, "max-buckets") if "max-buckets" in query else len(owned)
+    limit = page_size(query, "max-buckets") if "max-buckets" in query else None
+    owned = await _seen_buckets(exchange, limit)
     page = owned[:limit]
-    continuation = key_to_token(page[-1].name) if page and len(owned) > limit else None
-    document = xml_render.buckets_document(
-        exchange.identity, page, query.get("prefix"), continuation
+    continuation = key_to_token(page[-1].name) if page and len(owned) > len(page) else None
+    render = partial(
+        xml_render.buckets_document, exchange.identity, page, query.get("prefix"), continuation
     )
-    return exchange.xml(document)
+    is_long = len(page) > THREAD_BUCKETS_MIN
+    return exchange.xml(await asyncio.to_thread(render) if is_long else render())
+
+
+async def _seen_buckets(exchange: Exchange, limit: int | None) -> list[BucketInfo]:
+    """The buckets that the query asks for and the caller may see: all, or more than `limit`."""
+    query = exchange.query
+    prefix = query.get("prefix", "")
+    seen: list[BucketInfo] = []
+    after: str | None = token_to_key(query.get("continuation-token", ""))
+    while after is not None and (limit is None or len(seen) <= limit):
+        page = await exchange.storage.call(ListBuckets(start_after=after), Buckets)
+        seen += [
+            bucket
+            for bucket in page.buckets
+            if exchange.access.sees(bucket)
+            and bucket.name.startswith(prefix)
+            and query.get("bucket-region", bucket.region) == bucket.region
+        ]
+        after = page.next_start_after
+    return seen
 
 
 async def create_bucket(exchange: Exchange) -> web.StreamResponse:
@@ -71,33 +86,27 @@ async def create_bucket(exchange: Exchange) -> web.StreamResponse:
     region = exchange.settings.gateway.region
     body = b""
     if exchange.request.body_exists:
-        decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max)
-        body = await exchange.read_body(decoder)
-    location = xml_parse.parse_location(body)
+        body = await exchange.read_xml()
+    location = await parse_apart(xml_parse.parse_location, body)
     if location != region and location not in _ANY_REGION:
         raise InvalidRequest(
             f"the location constraint must be {region} or absent",
             code="IllegalLocationConstraintException",
         )
-    request = CreateBucket(name=exchange.bucket, owner=exchange.identity, region=region)
+    grants = canned(exchange.head.header("x-amz-acl") or "private", "", "")
+    request = CreateBucket(
+        name=exchange.bucket,
+        owner=exchange.identity,
+        region=region,
+        configuration=BucketConfiguration(acl=grants),
+    )
     try:
         await exchange.storage.call(request, Done)
     except Conflict as error:
         # As in S3's first region, so that clients may create what they are not sure of.
         if error.code != "BucketAlreadyOwnedByYou":
             raise
-    else:
-        await _set_canned_acl(exchange)
     return exchange.empty(more={"Location": f"/{exchange.bucket}"})
-
-
-async def _set_canned_acl(exchange: Exchange) -> None:
-    """Give the bucket that was just made the list that its request names."""
-    grants = canned(exchange.head.header("x-amz-acl") or "private", "", "")
-    if grants:
-        configuration = BucketConfiguration(acl=grants)
-        request = ConfigureBucket(name=exchange.bucket, configuration=configuration)
-        await exchange.storage.call(request, Done)
 
 
 async def head_bucket(exchange: Exchange) -> web.StreamResponse:
@@ -108,7 +117,8 @@ async def head_bucket(exchange: Exchange) -> web.StreamResponse:
 
 async def delete_bucket(exchange: Exchange) -> web.StreamResponse:
     """DeleteBucket, if it is empty."""
-    await exchange.storage.call(DeleteBucket(name=exchange.bucket), Done)
+    request = DeleteBucket(name=exchange.bucket, identity=exchange.identity)
+    await exchange.storage.call(request, Done)
     return exchange.empty(204)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from aiohttp import web
 
 from objectcache_gateway.exchange import Exchange
@@ -22,6 +23,8 @@ from objectcache_gateway.request.upload_checksums import (
     listed_parts,
 )
 from objectcache_gateway.request.xml_parse import CompletedPart
+from objectcache_gateway.request.xml_tree import parse_apart
+from objectcache_gateway.slow_answers import answer_when_done, copy_timeout_s
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.messages import CompleteUpload, ListParts, Parts, Stored
 from objectcache_schemas.records import PartInfo, UploadInfo
@@ -30,9 +33,17 @@ from objectcache_schemas.records import PartInfo, UploadInfo
 async def complete_upload(exchange: Exchange) -> web.StreamResponse:
     """CompleteMultipartUpload; the same again is a success while the object is what it made."""
     decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max, checksum_headers=False)
-    completed = xml_parse.parse_complete(await exchange.read_body(decoder))
-    info = (await exchange.storage.call(await _request(exchange, completed), Stored)).info
-    body = document(
+    body = await exchange.read_body(decoder)
+    completed = await parse_apart(xml_parse.parse_complete, body)
+    request, joined_bytes = await _request(exchange, completed)
+    return await answer_when_done(exchange, _completed(exchange, request, joined_bytes))
+
+
+async def _completed(exchange: Exchange, request: CompleteUpload, joined_bytes: int) -> bytes:
+    """The answer's document, once the parts are one object; some engines copy them for that."""
+    timeout_s = copy_timeout_s(exchange.settings.gateway, joined_bytes)
+    info = (await exchange.storage.call(request, Stored, timeout_s=timeout_s)).info
+    return document(
         "CompleteMultipartUploadResult",
         element("Location", f"/{exchange.bucket}/{exchange.key}"),
         element("Bucket", exchange.bucket),
@@ -40,42 +51,44 @@ async def complete_upload(exchange: Exchange) -> web.StreamResponse:
         element("ETag", quoted_etag(info.etag)),
         checksum_elements(info.attributes.checksums, info.attributes.checksum_type),
     )
-    return exchange.xml(body)
 
 
-async def _request(exchange: Exchange, completed: Sequence[CompletedPart]) -> CompleteUpload:
-    """The completion with the checksums that follow from its parts, once they are as claimed."""
+async def _request(
+    exchange: Exchange, completed: Sequence[CompletedPart]
+) -> tuple[CompleteUpload, int]:
+    """The completion with the checksums that follow from its parts, once they are as claimed, and
+    the bytes of the parts.
+    """
     request = CompleteUpload(
         bucket=exchange.bucket,
         key=exchange.key,
         upload_id=exchange.query["uploadId"],
         parts=tuple((part.part_number, part.etag) for part in completed),
         condition=write_condition(exchange.head),
+        identity=exchange.identity,
     )
     try:
         upload, stored = await _stored_parts(exchange)
     except NotFound as error:
         if error.code != "NoSuchUpload":
             raise
-        return request  # completed before, perhaps, which the storage server knows
+        return request, 0  # completed before, perhaps, which the storage server knows
     if not stored:
-        return request  # the same, where the server ended while it forgot the upload
+        return request, 0  # the same, where the server ended while it forgot the upload
     parts = listed_parts(completed, stored)
     checksum = UploadChecksum.of(upload.attributes)
     value = checksum.value(parts) if checksum is not None else None
     check_claims(exchange.head, checksum, value, parts)
+    joined_bytes = sum(part.size_bytes for part in parts)
     if checksum is None or value is None:
-        return request
-    return CompleteUpload(
-        bucket=request.bucket,
-        key=request.key,
-        upload_id=request.upload_id,
-        parts=request.parts,
-        condition=request.condition,
+        return request, joined_bytes
+    with_checksum = msgspec.structs.replace(
+        request,
         checksum=(checksum.algorithm, value),
         checksum_type=checksum.checksum_type,
         part_checksums=tuple(part.checksums[checksum.algorithm] for part in parts),
     )
+    return with_checksum, joined_bytes
 
 
 async def _stored_parts(exchange: Exchange) -> tuple[UploadInfo, dict[int, PartInfo]]:

@@ -9,18 +9,28 @@ from aiohttp import web
 
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.handlers import xml_render
+from objectcache_gateway.handlers.copied_checksum import missing_algorithm, with_checksum
 from objectcache_gateway.handlers.objects import check_version, part_number
 from objectcache_gateway.handlers.ownership import with_owner
 from objectcache_gateway.request import ranges
 from objectcache_gateway.request.addressing import Address, check_bucket_name, check_key
 from objectcache_gateway.request.conditions import check_copy_source, write_condition
-from objectcache_gateway.request.object_headers import FULL_OBJECT, attributes_of
+from objectcache_gateway.request.object_headers import attributes_of
 from objectcache_gateway.request.request_head import RequestHead, wire_bytes
 from objectcache_gateway.request.tags import tags_of_header
+from objectcache_gateway.slow_answers import answer_when_done, copy_timeout_s
 from objectcache_schemas.accounts import Access
-from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.messages import CopyObject, CopyPart, Object, StatObject, Stored
-from objectcache_schemas.records import ObjectAttributes, ObjectInfo
+from objectcache_schemas.errors import AccessDenied, InvalidRequest
+from objectcache_schemas.messages import (
+    Bucket,
+    CopyObject,
+    CopyPart,
+    GetBucket,
+    Object,
+    StatObject,
+    Stored,
+)
+from objectcache_schemas.records import FULL_OBJECT, ObjectAttributes, ObjectInfo
 
 _VERSION_MARK = "?versionId="
 
@@ -98,9 +108,11 @@ async def copy_object(exchange: Exchange) -> web.StreamResponse:
         attributes=with_owner(exchange, copied_attributes(exchange.head, source)),
         etag=source.etag,
         condition=write_condition(exchange.head),
+        identity=exchange.identity,
     )
-    info = (await exchange.storage.call(request, Stored)).info
-    return exchange.xml(xml_render.copy_document("CopyObjectResult", info))
+    algorithm = missing_algorithm(exchange.head, request.attributes)
+    work = _copied_object(exchange, request, source.size_bytes, algorithm)
+    return await answer_when_done(exchange, work)
 
 
 async def upload_part_copy(exchange: Exchange) -> web.StreamResponse:
@@ -124,9 +136,27 @@ async def upload_part_copy(exchange: Exchange) -> web.StreamResponse:
         key=exchange.key,
         upload_id=exchange.query["uploadId"],
         part_number=number,
+        identity=exchange.identity,
     )
-    info = (await exchange.storage.call(request, Stored)).info
-    return exchange.xml(xml_render.copy_document("CopyPartResult", info))
+    work = _copied(exchange, request, length_bytes, "CopyPartResult")
+    return await answer_when_done(exchange, work)
+
+
+async def _copied_object(
+    exchange: Exchange, request: CopyObject, copied_bytes: int, algorithm: str | None
+) -> bytes:
+    if algorithm is not None:
+        request = await with_checksum(exchange, request, algorithm)
+    return await _copied(exchange, request, copied_bytes, "CopyObjectResult")
+
+
+async def _copied(
+    exchange: Exchange, request: CopyObject | CopyPart, copied_bytes: int, root: str
+) -> bytes:
+    """The answer's document, once the bytes were copied."""
+    timeout_s = copy_timeout_s(exchange.settings.gateway, copied_bytes)
+    stored = await exchange.storage.call(request, Stored, timeout_s=timeout_s)
+    return xml_render.copy_document(root, stored.info)
 
 
 async def _source(exchange: Exchange) -> tuple[Address, ObjectInfo]:
@@ -137,7 +167,17 @@ async def _source(exchange: Exchange) -> tuple[Address, ObjectInfo]:
     assert address.bucket is not None
     assert address.key is not None
     await exchange.access.check_elsewhere(Access.READ, address.bucket, address.key)
+    await _check_source_owner(exchange, address.bucket)
     request = StatObject(bucket=address.bucket, key=address.key)
     info = (await exchange.storage.call(request, Object)).info
     check_copy_source(exchange.head, info.etag, info.modified_s)
     return address, info
+
+
+async def _check_source_owner(exchange: Exchange, bucket: str) -> None:
+    """Raise `AccessDenied` where x-amz-source-expected-bucket-owner is not the source's owner."""
+    expected = exchange.head.header("x-amz-source-expected-bucket-owner")
+    if expected is None:
+        return
+    if (await exchange.storage.call(GetBucket(name=bucket), Bucket)).info.owner != expected:
+        raise AccessDenied("the source bucket's owner is not x-amz-source-expected-bucket-owner")

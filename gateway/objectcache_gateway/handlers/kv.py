@@ -8,9 +8,9 @@ import msgspec
 from aiohttp import web
 
 from objectcache_gateway.bodies.body import BodyDecoder
-from objectcache_gateway.exchange import Exchange, PrefixMatch, feed
+from objectcache_gateway.exchange import Exchange, PrefixMatch
 from objectcache_gateway.handlers.buckets import get_bucket
-from objectcache_gateway.receiving import abort_put
+from objectcache_gateway.receiving import abort_put, decoded
 from objectcache_gateway.request.delivery_headers import client_seconds, forced_path, traceparent
 from objectcache_gateway.sending import send_body
 from objectcache_gateway.staging import leased_target
@@ -364,8 +364,8 @@ async def _receive_chunks(
 ) -> KvStored:
     begun: StorageConnection | None = None
     try:
-        async for data in exchange.pieces():
-            payload = [head.take(piece) for piece in await feed(decoder, data)]
+        async for pieces in decoded(exchange, decoder):
+            payload = [head.take(piece) for piece in pieces]
             if begun is None and head.has_payload:
                 begun = await _begin_put(exchange, head, conversation)
             payload = [piece for piece in payload if len(piece)]

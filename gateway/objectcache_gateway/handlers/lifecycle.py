@@ -8,7 +8,12 @@ from aiohttp import web
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.handlers.bucket_configuration import change_configuration
 from objectcache_gateway.handlers.buckets import get_bucket
-from objectcache_gateway.request.lifecycle_xml import lifecycle_document, parse_lifecycle
+from objectcache_gateway.request.lifecycle_xml import (
+    LIFECYCLE_BYTES_MAX,
+    lifecycle_document,
+    parse_lifecycle,
+)
+from objectcache_gateway.request.xml_tree import parse_apart
 from objectcache_schemas.errors import NotFound
 
 
@@ -22,8 +27,8 @@ async def get_lifecycle(exchange: Exchange) -> web.StreamResponse:
 
 async def put_lifecycle(exchange: Exchange) -> web.StreamResponse:
     """PutBucketLifecycleConfiguration: the rules replace those before."""
-    decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max)
-    rules = parse_lifecycle(await exchange.read_body(decoder))
+    body = await exchange.read_xml(LIFECYCLE_BYTES_MAX)
+    rules = await parse_apart(parse_lifecycle, body)
     await change_configuration(
         exchange, lambda seen: msgspec.structs.replace(seen, lifecycle=rules)
     )

@@ -15,7 +15,12 @@ from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.handlers import xml_render
 from objectcache_gateway.handlers.etags import etag_of, wants_md5
 from objectcache_gateway.handlers.ownership import with_owner
-from objectcache_gateway.receiving import receive_into_put, receive_whole
+from objectcache_gateway.receiving import (
+    SMALL_BYTES_MAX,
+    is_small,
+    receive_into_put,
+    receive_whole,
+)
 from objectcache_gateway.request import ranges, xml_parse
 from objectcache_gateway.request.addressing import check_key
 from objectcache_gateway.request.conditions import (
@@ -38,6 +43,7 @@ from objectcache_gateway.request.object_headers import (
     part_checksum_headers,
 )
 from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.request.xml_tree import parse_apart
 from objectcache_gateway.sending import send_body
 from objectcache_schemas import headers
 from objectcache_schemas.accounts import Access
@@ -48,6 +54,7 @@ from objectcache_schemas.errors import (
     Unsupported,
 )
 from objectcache_schemas.messages import (
+    CheckPut,
     CloseObject,
     CommitPut,
     DeleteObjects,
@@ -63,7 +70,6 @@ from objectcache_schemas.messages import (
 )
 from objectcache_schemas.records import ObjectInfo
 
-SMALL_BYTES_MAX = 64 << 10  # an object of no more travels within a message
 PLAIN_GET_HEADERS = {headers.PATH: DeliveryPath.S3TCP.value, headers.TRANSPORT: "tcp"}
 
 
@@ -95,7 +101,7 @@ async def put_object(exchange: Exchange) -> web.StreamResponse:
         condition=write_condition(exchange.head),
         identity=exchange.identity,
     )
-    if _arrives_whole(exchange, decoder):
+    if is_small(decoder):
         info = await _put_whole(exchange, decoder, request)
     else:
         info = await _put_in_pieces(exchange, decoder, request)
@@ -109,16 +115,15 @@ async def put_object(exchange: Exchange) -> web.StreamResponse:
     return exchange.empty(more=named)
 
 
-def _arrives_whole(exchange: Exchange, decoder: BodyDecoder) -> bool:
-    """Whether a body may be taken before the storage server is asked: a small one that is on its
-    way already. A client that waits for word is told to go on only after all checks.
-    """
-    size_bytes = decoder.expected_bytes
-    is_small = size_bytes is not None and size_bytes <= SMALL_BYTES_MAX
-    return is_small and not exchange.awaits_continue
-
-
 async def _put_whole(exchange: Exchange, decoder: BodyDecoder, request: PutObject) -> ObjectInfo:
+    """Put a small object in one message. A client that waits for word is told to go on only where
+    the bucket and the quotas allow it; one that does not has its body on the way already.
+    """
+    if exchange.awaits_continue:
+        check = CheckPut(
+            bucket=request.bucket, identity=request.identity, size_bytes=request.size_bytes or 0
+        )
+        await exchange.storage.call(check, Done)
     data, result = await receive_whole(exchange, decoder)
     commit = _commit(exchange, result)
     whole = msgspec.structs.replace(request, data=data, commit=commit)
@@ -220,7 +225,8 @@ async def delete_objects(exchange: Exchange) -> web.StreamResponse:
             "DeleteObjects needs Content-MD5, an x-amz-checksum-* header or a signed body",
             code="InvalidRequest",
         )
-    entries, is_quiet = xml_parse.parse_delete(await exchange.read_body(decoder))
+    body = await exchange.read_body(decoder)
+    entries, is_quiet = await parse_apart(xml_parse.parse_delete, body)
     errors = {
         index: error
         for index, entry in enumerate(entries)

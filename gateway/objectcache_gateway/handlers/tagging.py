@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 from aiohttp import web
 
 from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.handlers.attribute_changes import change_attributes
 from objectcache_gateway.handlers.bucket_configuration import change_configuration
 from objectcache_gateway.handlers.buckets import get_bucket
 from objectcache_gateway.handlers.objects import stat_object
 from objectcache_gateway.handlers.xml_render import document, element, parent
-from objectcache_gateway.request.tags import BUCKET_TAGS_MAX, OBJECT_TAGS_MAX, parse_tagging
-from objectcache_schemas.errors import NotFound, PreconditionFailed
-from objectcache_schemas.messages import Object, ReplaceAttributes
-
-REPLACE_ATTEMPTS_MAX = 5  # each fails only because the object was overwritten meanwhile
+from objectcache_gateway.request.tags import OBJECT_TAGS_MAX, parse_tagging
+from objectcache_gateway.request.xml_tree import parse_apart
+from objectcache_schemas.errors import NotFound
+from objectcache_schemas.limits import BUCKET_TAGS_MAX
 
 
 async def get_object_tags(exchange: Exchange) -> web.StreamResponse:
@@ -58,8 +59,8 @@ async def delete_bucket_tags(exchange: Exchange) -> web.StreamResponse:
 
 
 async def _read_tags(exchange: Exchange, count_max: int) -> dict[str, str]:
-    decoder = exchange.decoder(exchange.settings.limits.xml_body_bytes_max)
-    return parse_tagging(await exchange.read_body(decoder), count_max)
+    body = await exchange.read_xml()
+    return await parse_apart(partial(parse_tagging, count_max=count_max), body)
 
 
 async def _object_tags(exchange: Exchange) -> Mapping[str, str]:
@@ -67,21 +68,7 @@ async def _object_tags(exchange: Exchange) -> Mapping[str, str]:
 
 
 async def _replace(exchange: Exchange, tags: dict[str, str]) -> None:
-    for attempt in range(1, REPLACE_ATTEMPTS_MAX + 1):
-        info = await stat_object(exchange)
-        request = ReplaceAttributes(
-            bucket=exchange.bucket,
-            key=exchange.key,
-            etag=info.etag,
-            attributes=msgspec.structs.replace(info.attributes, tags=tags),
-        )
-        try:
-            await exchange.storage.call(request, Object)
-        except PreconditionFailed:
-            if attempt == REPLACE_ATTEMPTS_MAX:
-                raise
-        else:
-            return
+    await change_attributes(exchange, lambda seen: msgspec.structs.replace(seen, tags=tags))
 
 
 def _tagging(tags: Mapping[str, str]) -> bytes:

@@ -14,7 +14,8 @@ from objectcache_schemas.records import BucketInfo, ObjectInfo, PartInfo, Upload
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 XML = "application/xml"
 
-_PROLOG = '<?xml version="1.0" encoding="UTF-8"?>\n'
+PROLOG = b'<?xml version="1.0" encoding="UTF-8"?>\n'
+
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 # XML 1.0 has no way to carry most control characters; S3 writes them as references all the same,
 # and clients that expect such keys ask for encoding-type=url.
@@ -51,7 +52,7 @@ def parent(name: str, *children: str) -> str:
 def document(root: str, *children: str, namespace: str = NAMESPACE) -> bytes:
     """A whole answer."""
     opening = f'<{root} xmlns="{namespace}">' if namespace else f"<{root}>"
-    return f"{_PROLOG}{opening}{''.join(children)}</{root}>".encode("utf-8", "replace")
+    return PROLOG + f"{opening}{''.join(children)}</{root}>".encode("utf-8", "replace")
 
 
 def timestamp(seconds: float) -> str:

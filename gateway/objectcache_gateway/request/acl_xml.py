@@ -12,9 +12,9 @@ from objectcache_gateway.handlers.xml_render import owner as owner_element
 from objectcache_gateway.request.xml_tree import children, malformed, root_of, text_of
 from objectcache_schemas.accounts import USER_NAME_PATTERN
 from objectcache_schemas.errors import InvalidRequest, Unsupported
+from objectcache_schemas.limits import ACL_GRANTS_MAX
 from objectcache_schemas.records import AclGrant, AclPermission
 
-GRANTS_MAX = 100  # S3's own
 _XSI = "http://www.w3.org/2001/XMLSchema-instance"
 _USER_NAME = re.compile(USER_NAME_PATTERN)
 
@@ -29,8 +29,8 @@ def parse_acl(body: bytes, owner: str) -> tuple[AclGrant, ...]:
     if len(lists) != 1:
         raise malformed("an AccessControlPolicy has one AccessControlList")
     grants = [_grant(node) for node in children(lists[0], "Grant")]
-    if len(grants) > GRANTS_MAX:
-        raise malformed(f"{len(grants)} grants are named, {GRANTS_MAX} may")
+    if len(grants) > ACL_GRANTS_MAX:
+        raise malformed(f"{len(grants)} grants are named, {ACL_GRANTS_MAX} may")
     return tuple(dict.fromkeys(grant for grant in grants if grant.grantee != owner))
 
 

@@ -19,10 +19,14 @@ from objectcache_gateway.request.xml_tree import (
     text_of,
 )
 from objectcache_schemas.errors import InvalidRequest, Unsupported
+from objectcache_schemas.limits import (
+    LIFECYCLE_RULES_MAX,
+    RULE_ID_CHARACTERS_MAX,
+    RULE_PREFIX_BYTES_MAX,
+)
 from objectcache_schemas.records import LifecycleRule
 
-RULES_MAX = 1000  # S3's own
-RULE_ID_CHARACTERS_MAX = 255  # S3's own
+LIFECYCLE_BYTES_MAX = 1 << 20  # of a document: 1,000 rules of S3's usual length are a third
 DAYS_MAX = 2**31 - 1
 _RULE_ID_BYTES = 12
 _RULE_PARTS = frozenset(
@@ -52,8 +56,8 @@ def parse_lifecycle(body: bytes) -> tuple[LifecycleRule, ...]:
     root = root_of(body, "LifecycleConfiguration")
     _check_parts(root, frozenset({"Rule"}))
     rules = tuple(_rule(child) for child in children(root, "Rule"))
-    if not 1 <= len(rules) <= RULES_MAX:
-        raise malformed(f"{len(rules)} rules are given, from 1 to {RULES_MAX} may")
+    if not 1 <= len(rules) <= LIFECYCLE_RULES_MAX:
+        raise malformed(f"{len(rules)} rules are given, from 1 to {LIFECYCLE_RULES_MAX} may")
     if len({rule.rule_id for rule in rules}) < len(rules):
         raise InvalidRequest("two rules have the same ID")
     return rules
@@ -81,6 +85,7 @@ def _rule_element(rule: LifecycleRule) -> str:
 def _rule(node: Element) -> LifecycleRule:
     _check_parts(node, _RULE_PARTS)
     prefix, has_filter = _prefix(node)
+    _check_prefix(prefix)
     expiration_days = _days(node, "Expiration", "Days")
     abort_uploads_days = _days(node, "AbortIncompleteMultipartUpload", "DaysAfterInitiation")
     if expiration_days is None and abort_uploads_days is None:
@@ -117,6 +122,14 @@ def _prefix(node: Element) -> tuple[str, bool]:
         return plain, False
     _check_parts(filters[0], frozenset({"Prefix"}))
     return text_of(filters[0], "Prefix") or "", True
+
+
+def _check_prefix(prefix: str) -> None:
+    prefix_bytes = len(prefix.encode())
+    if prefix_bytes > RULE_PREFIX_BYTES_MAX:
+        raise InvalidRequest(
+            f"the Prefix of a Rule has {prefix_bytes} bytes, {RULE_PREFIX_BYTES_MAX} are allowed"
+        )
 
 
 def _days(node: Element, action: str, name: str) -> int | None:

@@ -11,11 +11,10 @@ from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.tags import tags_of_header
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import USER_METADATA_BYTES_MAX
-from objectcache_schemas.records import ObjectAttributes, ObjectInfo
+from objectcache_schemas.records import FULL_OBJECT, ObjectAttributes, ObjectInfo
 
 DEFAULT_CONTENT_TYPE = "binary/octet-stream"  # S3's own
 METADATA_PREFIX = "x-amz-meta-"
-FULL_OBJECT = "FULL_OBJECT"
 
 _STORED: tuple[tuple[str, str], ...] = (
     ("content_encoding", "Content-Encoding"),

@@ -72,6 +72,16 @@ UNCONFIGURED: dict[str, str] = {
     "ownershipControls": "OwnershipControlsNotFoundError",
     "publicAccessBlock": "NoSuchPublicAccessBlockConfiguration",
 }
+_UNCONFIGURED_NAMES = {
+    "policy": "GetBucketPolicy",
+    "cors": "GetBucketCors",
+    "encryption": "GetBucketEncryption",
+    "object-lock": "GetObjectLockConfiguration",
+    "website": "GetBucketWebsite",
+    "replication": "GetBucketReplication",
+    "ownershipControls": "GetBucketOwnershipControls",
+    "publicAccessBlock": "GetPublicAccessBlock",
+}
 
 _O = Operation
 _SERVICE: dict[tuple[str, str], Operation] = {
@@ -200,6 +210,13 @@ def route(
         if name != subresource and name not in allowed and name.lower() not in _ANYWHERE:
             _refuse(f"{method} with the query {name!r}")
     return operation
+
+
+def s3_name(operation: Operation, query: Mapping[str, str]) -> str:
+    """What S3 calls the operation."""
+    if operation is not _O.GET_UNCONFIGURED:
+        return str(operation.value)
+    return next(_UNCONFIGURED_NAMES[name] for name in query if name in UNCONFIGURED)
 
 
 def raise_unconfigured(query: Mapping[str, str]) -> NoReturn:

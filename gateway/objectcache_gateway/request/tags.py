@@ -9,11 +9,9 @@ from urllib.parse import unquote_to_bytes
 from objectcache_gateway.request.request_head import RequestHead, wire_bytes
 from objectcache_gateway.request.xml_tree import children, malformed, root_of, text_of
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import TAG_KEY_CHARACTERS_MAX, TAG_VALUE_CHARACTERS_MAX
 
-OBJECT_TAGS_MAX = 10  # S3's own, as all of these
-BUCKET_TAGS_MAX = 50
-KEY_CHARACTERS_MAX = 128
-VALUE_CHARACTERS_MAX = 256
+OBJECT_TAGS_MAX = 10  # S3's own
 RESERVED_PREFIX = "aws:"
 _PUNCTUATION = frozenset("_.:/=+-@")
 _CATEGORIES = frozenset("LNZ")  # letters, numbers and spaces of any script
@@ -52,8 +50,8 @@ def checked_tags(pairs: Iterable[tuple[str, str]], count_max: int) -> dict[str, 
     for key, value in pairs:
         if key in tags:
             raise _invalid(f"the tag {key!r} is named twice")
-        _check_text("a tag's key", key, KEY_CHARACTERS_MAX)
-        _check_text("a tag's value", value, VALUE_CHARACTERS_MAX)
+        _check_text("a tag's key", key, TAG_KEY_CHARACTERS_MAX)
+        _check_text("a tag's value", value, TAG_VALUE_CHARACTERS_MAX)
         if not key:
             raise _invalid("a tag's key must not be empty")
         if key.lower().startswith(RESERVED_PREFIX):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from objectcache_gateway.bodies.checksums import (
     ALGORITHMS,
-    COMPOSITE,
     algorithm_named,
     check_type,
     composite_value,
@@ -21,7 +20,7 @@ from objectcache_gateway.bodies.checksums import (
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.xml_parse import CompletedPart
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.records import ObjectAttributes, PartInfo
+from objectcache_schemas.records import COMPOSITE, ObjectAttributes, PartInfo
 
 _TYPE_HEADER = "x-amz-checksum-type"
 

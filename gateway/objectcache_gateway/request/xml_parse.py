@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from objectcache_gateway.request.xml_tree import (
     Element,
     children,
-    local_name,
     malformed,
     root_of,
     text_of,
@@ -17,6 +16,7 @@ from objectcache_schemas.errors import InvalidRequest
 
 DELETE_KEYS_MAX = 1000  # S3's own
 PARTS_MAX = 10_000  # S3's own
+COMPLETE_ELEMENTS_MAX = 1 + 8 * PARTS_MAX  # a part has its number, ETag and some checksums
 PART_NUMBER_DIGITS_MAX = 9
 
 
@@ -53,7 +53,7 @@ def parse_complete(body: bytes) -> list[CompletedPart]:
 
     Raises `InvalidRequest`: MalformedXML, or InvalidPartOrder.
     """
-    root = root_of(body, "CompleteMultipartUpload")
+    root = root_of(body, "CompleteMultipartUpload", COMPLETE_ELEMENTS_MAX)
     parts = [_completed_part(child) for child in children(root, "Part")]
     if not 1 <= len(parts) <= PARTS_MAX:
         raise malformed(f"{len(parts)} parts are named, from 1 to {PARTS_MAX} may")
@@ -78,14 +78,17 @@ def _delete_entry(child: Element) -> DeleteEntry:
 
 
 def _completed_part(child: Element) -> CompletedPart:
-    number, etag = (text_of(child, "PartNumber") or "").strip(), text_of(child, "ETag")
+    fields: dict[str, str] = {}
+    for field in child:  # once for all of them: there are 10,000 parts
+        fields.setdefault(field.tag, field.text or "")
+    number, etag = fields.get("PartNumber", "").strip(), fields.get("ETag")
     if not (number.isascii() and number.isdigit() and len(number) <= PART_NUMBER_DIGITS_MAX):
         raise malformed("PartNumber must be a number")
     if etag is None:
         raise malformed("a Part has no ETag")
     checksums = {
-        local_name(field).removeprefix("Checksum").lower(): (field.text or "").strip()
-        for field in child
-        if local_name(field).startswith("Checksum")
+        name.removeprefix("Checksum").lower(): text.strip()
+        for name, text in fields.items()
+        if name.startswith("Checksum")
     }
     return CompletedPart(int(number), etag.strip().strip('"'), checksums)

@@ -14,20 +14,23 @@ from pathlib import Path
 
 from objectcache_gateway.access.directory import AccessDirectory
 from objectcache_gateway.access.permissions import ROOT, Caller
+from objectcache_gateway.signing.made_up_keys import made_up_access_key, made_up_secret_key
 from objectcache_schemas.accounts import ROOT_USER, AccessKey, User
+from objectcache_schemas.durable_names import flush_directory
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable
+from objectcache_schemas.root_key import (
+    ROOT_ACCESS_KEY_VARIABLE,
+    ROOT_CREDENTIALS_BYTES_MAX,
+    ROOT_CREDENTIALS_FILE,
+    ROOT_SECRET_KEY_VARIABLE,
+)
 
-ACCESS_KEY_VARIABLE = "OBJECTCACHE_ROOT_ACCESS_KEY"
-SECRET_KEY_VARIABLE = "OBJECTCACHE_ROOT_SECRET_KEY"  # noqa: S105 - a variable's name
-FILE_NAME = "root-credentials"
 ROOT_IDENTITY = ROOT_USER  # the owner of what the root key creates, whatever the key is
-FILE_BYTES_MAX = 4096  # two short lines; more is another file
 
 SECRET_CHARS_MIN = 8
 SECRET_CHARS_MAX = 1024
 _ACCESS_KEY = re.compile(r"[A-Za-z0-9_+=,.@-]{3,128}")
 _SECRET_KEY = re.compile(rf"[\x21-\x7e]{{{SECRET_CHARS_MIN},{SECRET_CHARS_MAX}}}")
-_ACCESS_KEY_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +128,10 @@ def load_or_create_root(data_dir: Path | None, environment: Mapping[str, str]) -
         return given
     if data_dir is None:
         raise InvalidRequest(
-            f"no root credentials: set {ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE}, "
+            f"no root credentials: set {ROOT_ACCESS_KEY_VARIABLE} and {ROOT_SECRET_KEY_VARIABLE}, "
             "or give --data-dir DIR"
         )
-    file = data_dir / FILE_NAME
+    file = data_dir / ROOT_CREDENTIALS_FILE
     try:
         return _from_file(file) or _create(file)
     except OSError as error:
@@ -136,12 +139,12 @@ def load_or_create_root(data_dir: Path | None, environment: Mapping[str, str]) -
 
 
 def _from_environment(environment: Mapping[str, str]) -> RootCredentials | None:
-    access_key = environment.get(ACCESS_KEY_VARIABLE)
-    secret_key = environment.get(SECRET_KEY_VARIABLE)
+    access_key = environment.get(ROOT_ACCESS_KEY_VARIABLE)
+    secret_key = environment.get(ROOT_SECRET_KEY_VARIABLE)
     if not access_key and not secret_key:
         return None
     if not access_key or not secret_key:
-        missing = SECRET_KEY_VARIABLE if access_key else ACCESS_KEY_VARIABLE
+        missing = ROOT_SECRET_KEY_VARIABLE if access_key else ROOT_ACCESS_KEY_VARIABLE
         raise InvalidRequest(f"{missing} is not set; the root access key needs both variables")
     return RootCredentials(access_key, secret_key, "environment")
 
@@ -154,14 +157,14 @@ def _from_file(file: Path) -> RootCredentials | None:
     with open(descriptor, "rb") as stream:
         if os.fstat(descriptor).st_mode & 0o077:
             raise InvalidRequest(f"{file} can be read by others; run: chmod 600 {file}")
-        data = stream.read(FILE_BYTES_MAX + 1)
+        data = stream.read(ROOT_CREDENTIALS_BYTES_MAX + 1)
     return _parsed(file, data)
 
 
 def _parsed(file: Path, data: bytes) -> RootCredentials:
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
-        if len(data) > FILE_BYTES_MAX:
+        if len(data) > ROOT_CREDENTIALS_BYTES_MAX:
             raise ValueError
         parser.read_string(data.decode("utf-8"))
         section = parser["default"]
@@ -178,11 +181,11 @@ def _parsed(file: Path, data: bytes) -> RootCredentials:
 def _create(file: Path) -> RootCredentials:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = RootCredentials(
-        "OC" + "".join(secrets.choice(_ACCESS_KEY_ALPHABET) for _ in range(18)),
-        secrets.token_urlsafe(30),
+        made_up_access_key(),
+        made_up_secret_key(),
         str(file),
     )
-    temporary = file.with_name(f".{FILE_NAME}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = file.with_name(f".{ROOT_CREDENTIALS_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         _write_private(temporary, made)
         # A link, unlike a rename, fails where another starter was first.
@@ -190,7 +193,7 @@ def _create(file: Path) -> RootCredentials:
             os.link(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
-    _flush_directory(file.parent)
+    flush_directory(file.parent)
     winner = _from_file(file)
     if winner is None:
         raise InvalidRequest(f"{file} was removed while it was being made; start again")
@@ -206,11 +209,3 @@ def _write_private(file: Path, credentials: RootCredentials) -> None:
         )
         stream.flush()
         os.fsync(descriptor)
-
-
-def _flush_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -34,6 +34,7 @@ from objectcache_gateway.signing.signature_claim import (
     read_claim,
     unix_time,
 )
+from objectcache_schemas import headers
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unsupported
 
 SIGNING_KEYS_MAX = 256  # one a key, day and region; far above what one gateway sees
@@ -41,6 +42,9 @@ EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 # Signs for access keys that do not exist, so that they take the path of those that do.
 _NOBODYS_SECRET = "0" * 40
+
+# Unsigned, such a header could be added to what somebody else signed and change what it asks for.
+_SIGNED_PREFIXES = ("x-amz-", headers.PREFIX)
 
 _SHA256_HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -134,7 +138,8 @@ def authenticate(
     """Establish who signed the request.
 
     `now_s` is Unix time. `region` None takes any region of the credential scope. `signing_keys`
-    saves deriving a key for every request. The host and every x-amz-* header must be signed.
+    saves deriving a key for every request. The host, every x-amz-* header and every
+    x-objectcache-* header that is no mere label must be signed.
 
     Raises `AccessDenied` with S3's code, `InvalidRequest` for an authorization that cannot be read,
     and `Unsupported` for SigV4a.
@@ -205,7 +210,8 @@ def payload_mode(payload_hash: str) -> tuple[Payload, str | None]:
 
 def _check_signed_headers(head: RequestHead, claim: Claim) -> None:
     signed = frozenset(claim.signed_headers)
-    unsigned = {name for name, _ in head.headers if name.startswith("x-amz-")} - signed
+    to_sign = {name for name, _ in head.headers if name.startswith(_SIGNED_PREFIXES)}
+    unsigned = to_sign - signed - headers.UNSIGNED_LABELS
     if "host" not in signed:
         unsigned.add("host")
     if unsigned:

@@ -6,18 +6,25 @@ import configparser
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from objectcache_schemas.accounts import (
+    ROOT_USER,
     AccountChange,
     Directory,
     User,
 )
-from objectcache_schemas.errors import Conflict, InvalidRequest
+from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest
 from objectcache_schemas.frames import MESSAGE_BYTES_MAX
+from objectcache_schemas.root_key import (
+    ROOT_ACCESS_KEY_VARIABLE,
+    ROOT_CREDENTIALS_BYTES_MAX,
+    ROOT_CREDENTIALS_FILE,
+)
 from objectcache_schemas.settings import Settings
 from objectcache_storage_server.accounts.account_file import (
     SealedAccounts,
@@ -32,6 +39,7 @@ from objectcache_storage_server.accounts.account_rules import (
     checked,
     purged,
 )
+from objectcache_storage_server.accounts.bucket_grants import CreatedSOf
 from objectcache_storage_server.accounts.master_key import load_or_create_master_key
 from objectcache_storage_server.accounts.sealing import (
     SecretSeal,
@@ -40,9 +48,6 @@ from objectcache_storage_server.accounts.sealing import (
 )
 
 FILE_NAME = "accounts.json"
-ROOT_FILE_NAME = "root-credentials"
-ROOT_FILE_BYTES_MAX = 4096
-ROOT_KEY_VARIABLE = "OBJECTCACHE_ROOT_ACCESS_KEY"
 DIRECTORY_BYTES_MAX = MESSAGE_BYTES_MAX // 2  # it travels as one message
 PURGE_INTERVAL_S = 3600.0
 
@@ -70,6 +75,7 @@ class AccountBook:
         self._sealed = SealedAccounts(seal) if seal is not None else None
         self._root_access_key = root_access_key
         self._lock = threading.Lock()
+        self._owners = threading.Lock()  # from the look at who owns what to the change; taken first
         self._listeners: list[Callable[[], None]] = []
         self._purged_s = 0.0
         self._accounts = Accounts()
@@ -79,13 +85,19 @@ class AccountBook:
 
     @classmethod
     def open(cls, settings: Settings, environment: Mapping[str, str]) -> AccountBook:
-        """The book of a data directory; one in memory where there is no data directory."""
+        """The book of a data directory; one in memory where there is no data directory.
+
+        From the first time on there is a file, so that one that is lost is missed.
+        """
         if not settings.server.data_dir:
             return cls()
         data_dir = settings.data_dir
         file = data_dir / FILE_NAME
         key = load_or_create_master_key(data_dir, environment, may_create=not file.exists())
-        return cls(file, SecretSeal(key), lambda: root_access_key(data_dir, environment))
+        seal = SecretSeal(key)
+        if not file.exists():
+            write_accounts(file, SealedAccounts(seal), Accounts())
+        return cls(file, seal, lambda: root_access_key(data_dir, environment))
 
     @property
     def accounts(self) -> Accounts:
@@ -101,6 +113,18 @@ class AccountBook:
         """A user by name."""
         return self._accounts.users.get(name)
 
+    @contextmanager
+    def keeping(self, owner: str) -> Generator[None, None, None]:
+        """Nobody deletes this user within the block, which gives it a bucket.
+
+        Raises `AccessDenied` where it has been deleted: whoever is called so next must inherit
+        nothing.
+        """
+        with self._owners:
+            if owner != ROOT_USER and owner not in self._accounts.users:
+                raise AccessDenied(f"there is no user {owner} to own the bucket")
+            yield
+
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every change, in the thread that made it."""
         self._listeners.append(listener)
@@ -112,13 +136,19 @@ class AccountBook:
 
     # --- changes ---
 
-    def change(self, change: AccountChange, buckets_of: Callable[[str], list[str]]) -> int:
+    def change(
+        self,
+        change: AccountChange,
+        buckets_of: Callable[[str], list[str]],
+        created_s_of: CreatedSOf = lambda _: None,
+    ) -> int:
         """Make one change; returns the version from now on.
 
         Blocks until it outlives a crash. Raises what `changed` does, and `StorageFull` or
-        `Unavailable` where it cannot be kept; then nothing has changed.
+        `Unavailable` where it cannot be kept; then nothing has changed, or the message says that
+        the change is in force and may be undone by a power loss.
         """
-        around = Surroundings(self._root_access_key(), buckets_of)
+        around = Surroundings(self._root_access_key(), buckets_of, created_s_of)
         return self._replace(
             lambda accounts: changed(purged(accounts, time.time()), change, around)
         )
@@ -131,18 +161,21 @@ class AccountBook:
             self._replace(lambda accounts: purged(accounts, now_s))
 
     def _replace(self, make: Callable[[Accounts], Accounts]) -> int:
-        with self._lock:
+        with self._owners, self._lock:
             made = make(self._accounts)
             if made is self._accounts:
                 return self._version
             _check_size(made)
+            fault = None
             if self._file is not None and self._sealed is not None:
-                write_accounts(self._file, self._sealed, made)
+                fault = write_accounts(self._file, self._sealed, made)
             self._accounts = made
             self._version += 1
             version = self._version
         for listener in self._listeners:
             listener()
+        if fault is not None:
+            raise fault
         return version
 
     # --- backup ---
@@ -199,13 +232,13 @@ def _check_size(accounts: Accounts) -> None:
 
 def root_access_key(data_dir: Path, environment: Mapping[str, str]) -> str | None:
     """The root key's name as gateways read it, where this process can know it."""
-    given = environment.get(ROOT_KEY_VARIABLE)
+    given = environment.get(ROOT_ACCESS_KEY_VARIABLE)
     if given:
         return given
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     try:
-        with (data_dir / ROOT_FILE_NAME).open("rb") as stream:
-            parser.read_string(stream.read(ROOT_FILE_BYTES_MAX).decode())
+        with (data_dir / ROOT_CREDENTIALS_FILE).open("rb") as stream:
+            parser.read_string(stream.read(ROOT_CREDENTIALS_BYTES_MAX).decode())
         return parser["default"]["aws_access_key_id"]
     except (OSError, ValueError, KeyError, configparser.Error):
         return None  # the gateway says what is wrong with it

@@ -15,10 +15,10 @@ from typing import TypeVar
 import msgspec
 
 from objectcache_schemas.accounts import AccessKey, AdminToken, User
-from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
 from objectcache_storage_server.accounts.account_rules import Accounts
 from objectcache_storage_server.accounts.master_key import MASTER_KEY_VARIABLE
-from objectcache_storage_server.accounts.private_files import replace_private
+from objectcache_storage_server.accounts.private_files import NameNotFlushed, replace_private
 from objectcache_storage_server.accounts.sealing import CannotOpen, SecretSeal
 from objectcache_storage_server.engines.system_errors import as_our_error, translated
 
@@ -156,8 +156,22 @@ def _read(file: Path) -> bytes:
         return stream.read(FILE_BYTES_MAX + 1)
 
 
-def write_accounts(file: Path, sealed: SealedAccounts, accounts: Accounts) -> None:
-    """Replace the file, durably. Raises `StorageFull` or `Unavailable`; then nothing changed."""
+def write_accounts(
+    file: Path, sealed: SealedAccounts, accounts: Accounts
+) -> ObjectCacheError | None:
+    """Replace the file, durably. Raises `StorageFull` or `Unavailable`; then nothing changed.
+
+    Returns what is to be told where the file holds these accounts from now on, but a power loss
+    may undo that: a restart would read them, so they are in force.
+    """
     data = sealed.encode(accounts)
     with translated("keeping the accounts", file):
-        replace_private(file, data)
+        try:
+            replace_private(file, data)
+        except NameNotFlushed as error:
+            reason = as_our_error(error, "flushing the name of the accounts' file", file)
+            return Unavailable(
+                f"the change is in force, but a power loss may undo it: {reason}; see to the "
+                "device, then make the change or any other once more"
+            )
+    return None

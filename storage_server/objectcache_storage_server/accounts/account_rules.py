@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from objectcache_schemas.accounts import (
     ACCESS_KEY_PATTERN,
     ANY_BUCKET,
@@ -27,10 +29,14 @@ from objectcache_schemas.accounts import (
     PutKey,
     PutToken,
     PutUser,
+    RebindGrants,
+    RotateKey,
     User,
+    check_user_name,
 )
 from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
 from objectcache_schemas.limits import KEY_BYTES_MAX
+from objectcache_storage_server.accounts.bucket_grants import CreatedSOf, bound, rebound
 
 R = TypeVar("R")
 
@@ -62,21 +68,26 @@ class Surroundings:
 
     root_access_key: str | None  # where it is known; no other key may have its name
     buckets_of: Callable[[str], list[str]]  # names of the buckets that a user owns
+    created_s_of: CreatedSOf = lambda _: None
 
 
 def changed(accounts: Accounts, change: AccountChange, around: Surroundings) -> Accounts:
     """The accounts after a change.
 
-    Raises `InvalidRequest` for a record that cannot be, `NotFound` (NoSuchEntity), and `Conflict`:
-    EntityAlreadyExists, DeleteConflict naming the buckets, LimitExceeded.
+    Raises `InvalidRequest` for a record that cannot be, `NotFound` (NoSuchEntity, NoSuchBucket),
+    and `Conflict`: EntityAlreadyExists, DeleteConflict naming the buckets, LimitExceeded.
     """
     match change:
         case PutUser():
-            return _put_user(accounts, change)
+            return _put_user(accounts, change, around)
         case DeleteUser():
             return _delete_user(accounts, change, around)
+        case RebindGrants():
+            return _rebind_grants(accounts, change, around)
         case PutKey():
             return _put_key(accounts, change, around)
+        case RotateKey():
+            return _rotate_key(accounts, change, around)
         case PutToken():
             return _put_token(accounts, change)
         case DeleteKey():
@@ -132,14 +143,24 @@ def replaced(
 # --- users ---
 
 
-def _put_user(accounts: Accounts, change: PutUser) -> Accounts:
-    user = change.user
-    _check_user(user)
+def _put_user(accounts: Accounts, change: PutUser, around: Surroundings) -> Accounts:
+    _check_user(change.user)
+    if change.create:
+        _check_new_name(change.user.name)
+    grants = bound(change.user.grants, around.created_s_of)
+    user = msgspec.structs.replace(change.user, grants=grants)
     if change.create and user.name in accounts.users:
         raise Conflict(f"user {user.name} exists already", code="EntityAlreadyExists")
     if user.name not in accounts.users and len(accounts.users) >= USERS_MAX:
         raise _limit(f"there may be {USERS_MAX} users")
     return replaced(accounts, users={**accounts.users, user.name: user})
+
+
+def _check_new_name(name: str) -> None:
+    try:
+        check_user_name(name)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def _check_user(user: User) -> None:
@@ -148,6 +169,14 @@ def _check_user(user: User) -> None:
     if user.name == ROOT_USER:
         raise InvalidRequest(f"no user can be called {ROOT_USER}: the root key's is")
     _check_grants(user.grants, f"user {user.name}: grants")
+
+
+def _rebind_grants(accounts: Accounts, change: RebindGrants, around: Surroundings) -> Accounts:
+    users: dict[str, User] = {}
+    for name, user in accounts.users.items():
+        grants = rebound(user.grants, change.created_s, around.created_s_of)
+        users[name] = msgspec.structs.replace(user, grants=grants)
+    return replaced(accounts, users=users)
 
 
 def _delete_user(accounts: Accounts, change: DeleteUser, around: Surroundings) -> Accounts:
@@ -178,6 +207,15 @@ def _put_key(accounts: Accounts, change: PutKey, around: Surroundings) -> Accoun
     return replaced(accounts, keys={**accounts.keys, key.access_key: key})
 
 
+def _rotate_key(accounts: Accounts, change: RotateKey, around: Surroundings) -> Accounts:
+    old = change.old
+    _require(old.access_key in accounts.keys, "access key", old.access_key)
+    if change.key.user != old.user:
+        raise InvalidRequest(f"user {old.user} has the old key, so it must have the new one")
+    ended = _put_key(accounts, PutKey(key=old, create=False), around)
+    return _put_key(ended, PutKey(key=change.key, create=True), around)
+
+
 def _check_key(key: AccessKey, users: Mapping[str, User], around: Surroundings) -> None:
     if not re.fullmatch(ACCESS_KEY_PATTERN, key.access_key):
         raise InvalidRequest("an access key has 3 to 128 of A-Z a-z 0-9 _+=,.@-")
@@ -189,6 +227,10 @@ def _check_key(key: AccessKey, users: Mapping[str, User], around: Surroundings) 
     if len(key.note) > NOTE_CHARS_MAX:
         raise InvalidRequest(f"note has {len(key.note)} characters, {NOTE_CHARS_MAX} may be")
     _check_grants(key.scope, f"access key {key.access_key}: scope")
+    if any(grant.bucket_created_s is not None for grant in key.scope):
+        raise InvalidRequest(
+            f"access key {key.access_key}: scope: bucket_created_s is of a user's grants alone"
+        )
 
 
 def _put_token(accounts: Accounts, change: PutToken) -> Accounts:

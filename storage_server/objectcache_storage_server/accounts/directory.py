@@ -6,10 +6,20 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from objectcache_schemas.accounts import Directory, WatchDirectory
 from objectcache_storage_server.accounts.account_book import AccountBook, as_directory
+
+FOLLOWED_TIMEOUT_S = 1.0  # for a gateway that hangs; others need milliseconds
+
+
+class Known(NamedTuple):
+    """What a follower has put in force."""
+
+    version: int
+    buckets_version: int
 
 
 class AccountDirectory:
@@ -20,7 +30,7 @@ class AccountDirectory:
         self._lock = threading.Lock()
         self._waiters: set[Callable[[], None]] = set()
         self._buckets_version = time.time_ns() // 1000
-        self._followers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._followers: WeakKeyDictionary[object, Known] = WeakKeyDictionary()
         self._acknowledged: set[asyncio.Event] = set()
         book.on_change(self._wake)
 
@@ -40,9 +50,9 @@ class AccountDirectory:
 
     # --- who has heard of what; in the event loop ---
 
-    def follows(self, follower: object, known_version: int) -> None:
-        """A follower asks for what comes after this version, so it has put that one in force."""
-        self._followers[follower] = known_version
+    def follows(self, follower: object, known: Known) -> None:
+        """A follower asks for what comes after this, so it has put it in force."""
+        self._followers[follower] = known
         self._tell_acknowledged()
 
     def left(self, follower: object) -> None:
@@ -55,19 +65,28 @@ class AccountDirectory:
             event.set()
 
     async def wait_followed(self, version: int, timeout_s: float) -> None:
-        """Wait until a version is in force with all who follow. Whoever has not asked again when
-        the time is over is waited for no more.
+        """Wait until a version of the accounts is in force with all who follow.
+
+        Whoever has not asked again when the time is over is waited for no more.
         """
+        await self._wait(lambda known: known.version < version, timeout_s)
+
+    async def wait_buckets_followed(self, timeout_s: float) -> None:
+        """Wait until all who follow have heard of every change of a bucket up to now, as above."""
+        version = self._buckets_version
+        await self._wait(lambda known: known.buckets_version < version, timeout_s)
+
+    async def _wait(self, is_behind: Callable[[Known], bool], timeout_s: float) -> None:
         event = asyncio.Event()
         self._acknowledged.add(event)
         try:
             async with asyncio.timeout(timeout_s):
-                while any(known < version for known in self._followers.values()):
+                while any(map(is_behind, self._followers.values())):
                     event.clear()
                     await event.wait()
         except TimeoutError:
             for follower, known in list(self._followers.items()):
-                if known < version:
+                if is_behind(known):
                     del self._followers[follower]
         finally:
             self._acknowledged.discard(event)

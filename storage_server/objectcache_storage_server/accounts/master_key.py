@@ -14,8 +14,9 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from objectcache_schemas.durable_names import flush_directory
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_storage_server.accounts.private_files import flush_directory, write_private
+from objectcache_storage_server.accounts.private_files import write_private
 from objectcache_storage_server.accounts.sealing import KEY_BYTES
 
 MASTER_KEY_VARIABLE = "OBJECTCACHE_MASTER_KEY"

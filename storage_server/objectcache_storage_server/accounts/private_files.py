@@ -6,7 +6,13 @@ import contextlib
 import os
 from pathlib import Path
 
+from objectcache_schemas.durable_names import flush_directory
+
 FILE_MODE = 0o600
+
+
+class NameNotFlushed(OSError):
+    """A file has been replaced, but after a power loss it may be the one before."""
 
 
 def write_private(file: Path, data: bytes) -> None:
@@ -19,7 +25,11 @@ def write_private(file: Path, data: bytes) -> None:
 
 
 def replace_private(file: Path, data: bytes) -> None:
-    """Replace a file, durably. One thread at a time. Raises `OSError`; then nothing changed."""
+    """Replace a file, durably. One thread at a time.
+
+    Raises `NameNotFlushed` where it was replaced and a power loss may undo that, and any other
+    `OSError` where nothing changed.
+    """
     temporary = file.with_name(f"{file.name}.new")
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -30,13 +40,7 @@ def replace_private(file: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    flush_directory(file.parent)
-
-
-def flush_directory(directory: Path) -> None:
-    """Make the names in a directory outlive a power loss. Raises `OSError`."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush_directory(file.parent)
+    except OSError as error:
+        raise NameNotFlushed(error.errno, error.strerror) from error

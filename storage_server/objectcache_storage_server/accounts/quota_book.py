@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from objectcache_schemas.errors import NotFound
-from objectcache_schemas.records import BucketInfo, Quota
+from objectcache_schemas.records import Quota
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.directory import AccountDirectory
 from objectcache_storage_server.engines.base import Engine
@@ -21,7 +20,6 @@ class _Known:
 
     version: int
     quotas: dict[str, Quota] = field(default_factory=dict[str, Quota])
-    names_by_owner: dict[str, list[str]] | None = None
 
 
 class QuotaBook:
@@ -57,15 +55,6 @@ class QuotaBook:
                 known.quotas[name] = quota
         return quota
 
-    def buckets_of(self, owner: str) -> Sequence[str]:
-        """Names of a user's buckets; blocks where they are not remembered."""
-        known = self._current()
-        names = known.names_by_owner
-        if names is None:
-            names = _by_owner(self._engine.buckets())
-            known.names_by_owner = names
-        return names.get(owner, ())
-
     def _current(self) -> _Known:
         """What is remembered; nothing once a bucket was changed.
 
@@ -80,10 +69,3 @@ class QuotaBook:
 
     def __repr__(self) -> str:
         return f"<QuotaBook {len(self._known.quotas)} buckets>"
-
-
-def _by_owner(buckets: Sequence[BucketInfo]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for bucket in buckets:
-        found.setdefault(bucket.owner, []).append(bucket.name)
-    return found

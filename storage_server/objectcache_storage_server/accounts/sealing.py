@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import os
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.passphrases import passphrase_key
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
 SALT_BYTES = 16
 PASSPHRASE_CHARS_MIN = 8
 PASSPHRASE_CHARS_MAX = 1024
-# About 32 MiB and a tenth of a second for each guess.
-_SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 1 << 15, 8, 1
-_SCRYPT_BYTES_MAX = 64 << 20
 _EXPORT_MAGIC = b"objectcache-accounts-1\n"
 
 
@@ -62,7 +59,9 @@ def seal_with_passphrase(data: bytes, passphrase: str) -> bytes:
     """The data sealed for a file. Raises `InvalidRequest` for a passphrase that is too short."""
     _check_passphrase(passphrase)
     salt, nonce = os.urandom(SALT_BYTES), os.urandom(NONCE_BYTES)
-    sealed = AESGCM(_passphrase_key(passphrase, salt)).encrypt(nonce, data, _EXPORT_MAGIC)
+    sealed = AESGCM(passphrase_key(passphrase.encode(), salt, KEY_BYTES)).encrypt(
+        nonce, data, _EXPORT_MAGIC
+    )
     return _EXPORT_MAGIC + salt + nonce + sealed
 
 
@@ -74,7 +73,7 @@ def open_with_passphrase(sealed: bytes, passphrase: str) -> bytes:
     rest = sealed[len(_EXPORT_MAGIC) :]
     salt, nonce = rest[:SALT_BYTES], rest[SALT_BYTES : SALT_BYTES + NONCE_BYTES]
     try:
-        cipher = AESGCM(_passphrase_key(passphrase, salt))
+        cipher = AESGCM(passphrase_key(passphrase.encode(), salt, KEY_BYTES))
         return cipher.decrypt(nonce, rest[SALT_BYTES + NONCE_BYTES :], _EXPORT_MAGIC)
     except (InvalidTag, ValueError) as error:
         raise InvalidRequest(
@@ -87,15 +86,3 @@ def _check_passphrase(passphrase: str) -> None:
         raise InvalidRequest(
             f"a passphrase has {PASSPHRASE_CHARS_MIN} to {PASSPHRASE_CHARS_MAX} characters"
         )
-
-
-def _passphrase_key(passphrase: str, salt: bytes) -> bytes:
-    return hashlib.scrypt(
-        passphrase.encode(),
-        salt=salt,
-        n=_SCRYPT_N,
-        r=_SCRYPT_R,
-        p=_SCRYPT_P,
-        maxmem=_SCRYPT_BYTES_MAX,
-        dklen=KEY_BYTES,
-    )

@@ -15,10 +15,10 @@ from objectcache_schemas.accounts import (
     ImportAccounts,
     WatchDirectory,
 )
+from objectcache_schemas.errors import NotFound
+from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S, Known
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.service import Service
-
-FOLLOWED_TIMEOUT_S = 1.0  # for a gateway that hangs; others need milliseconds
 
 AccountRequest = ChangeAccounts | ExportAccounts | ImportAccounts
 
@@ -30,7 +30,8 @@ async def serve_watch(service: Service, talk: Conversation, request: WatchDirect
     """
     follower, followed = talk.stream, service.directory
     if request.timeout_s:  # who does not wait does not follow
-        followed.follows(follower, request.known_version)
+        known = Known(request.known_version, request.known_buckets_version)
+        followed.follows(follower, known)
     await service.call(service.accounts.purge)
     answering = asyncio.ensure_future(service.directory.answer(request, service.entrance.closed))
     watching = asyncio.ensure_future(talk.stream.closed_by_peer())
@@ -64,7 +65,9 @@ def answer_accounts(service: Service, request: AccountRequest) -> msgspec.Struct
     """The reply to a request that changes accounts or takes them along; blocks."""
     match request:
         case ChangeAccounts():
-            version = service.accounts.change(request.change, buckets_of(service))
+            version = service.accounts.change(
+                request.change, buckets_of(service), created_s_of(service)
+            )
             return AccountsChanged(version=version)
         case ExportAccounts():
             return AccountsExported(data=service.accounts.export(request.passphrase))
@@ -77,4 +80,16 @@ def answer_accounts(service: Service, request: AccountRequest) -> msgspec.Struct
 
 def buckets_of(service: Service) -> Callable[[str], list[str]]:
     """What names the buckets that a user owns."""
-    return lambda user: [one.name for one in service.engine.buckets() if one.owner == user]
+    return lambda user: [one.name for one in service.engine.each_bucket() if one.owner == user]
+
+
+def created_s_of(service: Service) -> Callable[[str], float | None]:
+    """What says when the bucket of a name was made."""
+
+    def created_s(name: str) -> float | None:
+        try:
+            return service.engine.bucket(name).created_s
+        except NotFound:
+            return None
+
+    return created_s

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 
 import msgspec
 
-from objectcache_schemas.errors import Conflict, InvalidRequest
+from objectcache_schemas.accounts import ROOT_USER
+from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest, NotFound
 from objectcache_schemas.messages import (
     Bucket,
-    Buckets,
     ConfigureBucket,
     CreateBucket,
     DeleteBucket,
@@ -22,8 +23,12 @@ from objectcache_schemas.messages import (
     SetPolicy,
     Usage,
 )
-from objectcache_schemas.records import BucketInfo, BucketPolicy
+from objectcache_schemas.records import BucketInfo, BucketPolicy, Quota
 from objectcache_storage_server import multipart
+from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S
+from objectcache_storage_server.bucket_configuration import check_configuration
+from objectcache_storage_server.bucket_pages import bucket_page
+from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.engines.bucket_rules import no_such_bucket
 from objectcache_storage_server.service import Service
@@ -40,7 +45,7 @@ def answer_lookup(service: Service, request: BucketLookup) -> msgspec.Struct:
         case GetBucket():
             return Bucket(info=engine.bucket(request.name))
         case ListBuckets():
-            return Buckets(buckets=tuple(engine.buckets()))
+            return bucket_page(engine, request)
         case GetUsage():
             if request.bucket:
                 check_not_hidden(request.bucket)
@@ -48,10 +53,19 @@ def answer_lookup(service: Service, request: BucketLookup) -> msgspec.Struct:
             return Usage(buckets=bucket_usage(engine, request), tenants=tenants)
 
 
+async def serve_bucket_change(service: Service, talk: Conversation, request: BucketChange) -> None:
+    """A change, answered when every gateway that can be reached has heard of it."""
+    reply = await service.call(answer_change, service, request)
+    await service.directory.wait_buckets_followed(FOLLOWED_TIMEOUT_S)
+    await talk.send(reply)
+
+
 def answer_change(service: Service, request: BucketChange) -> msgspec.Struct:
     """Change a bucket, and tell those who keep what they know of buckets."""
-    _change(service, request)
-    service.on_buckets_changed()
+    try:
+        _change(service, request)
+    finally:  # also of a change that failed halfway
+        service.directory.buckets_changed()
     return Done()
 
 
@@ -59,18 +73,19 @@ def _change(service: Service, request: BucketChange) -> None:
     engine = service.engine
     match request:
         case CreateBucket():
-            engine.create_bucket(
-                BucketInfo(
-                    name=request.name,
-                    owner=request.owner,
-                    region=request.region,
-                    created_s=time.time(),
-                )
+            check_configuration(request.configuration)
+            info = BucketInfo(
+                name=request.name,
+                owner=request.owner,
+                region=request.region,
+                created_s=time.time(),
+                configuration=request.configuration,
             )
+            with service.configuring, service.accounts.keeping(info.owner):
+                _create(service, info)
         case DeleteBucket():
-            engine.delete_bucket(request.name)
-            multipart.forget_uploads(engine, request.name)
-            service.stored.bucket_deleted(request.name)
+            with service.configuring:
+                _delete(service, request)
         case SetLayout():
             slice_block_bytes(request.layout.per_layer_chunk_bytes)
             engine.set_layout(request.bucket, request.layout)
@@ -80,14 +95,50 @@ def _change(service: Service, request: BucketChange) -> None:
             engine.set_policy(request.bucket, request.policy)
         case ConfigureBucket():
             check_not_hidden(request.name)
+            check_configuration(request.configuration)
             _configure(service, request)
 
 
+def _create(service: Service, info: BucketInfo) -> None:
+    """Make a bucket, which counts from before it is there."""
+    with contextlib.suppress(NotFound):
+        service.engine.bucket(info.name)
+        service.engine.create_bucket(info)  # raises whose it is
+    buckets_max = service.storage.buckets_per_user_max
+    if info.owner != ROOT_USER and service.stored.bucket_count(info.owner) >= buckets_max:
+        raise InvalidRequest(
+            f"user {info.owner} owns {buckets_max} buckets, storage.buckets_per_user_max; delete "
+            "one, or raise it",
+            code="TooManyBuckets",
+        )
+    service.stored.bucket_created(info)
+    try:
+        service.engine.create_bucket(info)
+    except BaseException:
+        service.stored.bucket_deleted(info)
+        raise
+
+
+def _delete(service: Service, request: DeleteBucket) -> None:
+    """Delete an empty bucket, but no user a quota that was set for it: it could make the bucket
+    again, without.
+    """
+    info = service.engine.bucket(request.name)
+    has_quota = info.configuration.quota != Quota() or info.policy.quota_bytes is not None
+    if has_quota and request.identity not in ("", ROOT_USER):
+        raise AccessDenied(
+            f"bucket {request.name} has a quota; an operator deletes it, or takes the quota off"
+        )
+    service.engine.delete_bucket(request.name)
+    multipart.forget_uploads(service.engine, request.name)
+    service.stored.bucket_deleted(info)
+
+
 def _configure(service: Service, request: ConfigureBucket) -> None:
-    """Replace the configuration that the caller has seen, or whatever is in force."""
+    """Replace the configuration that the caller has seen; raises `Conflict` for another."""
     with service.configuring:
         in_force = service.engine.bucket(request.name).configuration
-        if request.replaces is not None and request.replaces != in_force:
+        if request.replaces != in_force:
             raise Conflict(
                 "the bucket's configuration was changed meanwhile; read it and try again",
                 code="OperationAborted",

@@ -14,6 +14,12 @@ from objectcache_schemas.frames import FrameError
 from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.messages import (
     CheckPut,
+    CompleteUpload,
+    ConfigureBucket,
+    CopyObject,
+    CopyPart,
+    CreateBucket,
+    DeleteBucket,
     GatewayRequest,
     Hello,
     KvGet,
@@ -22,12 +28,17 @@ from objectcache_schemas.messages import (
     OpenObject,
     PutObject,
     PutPart,
+    SetLayout,
+    SetPolicy,
     TakeRequests,
     Welcome,
 )
 from objectcache_storage_server.connections.account_requests import serve_change, serve_watch
+from objectcache_storage_server.connections.buckets import serve_bucket_change
+from objectcache_storage_server.connections.changes import check_not_drained
 from objectcache_storage_server.connections.checks import serve_check
 from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.copies import complete, copy_object, copy_part
 from objectcache_storage_server.connections.gets import serve_kv_get, serve_object
 from objectcache_storage_server.connections.operations import answer
 from objectcache_storage_server.connections.puts import (
@@ -106,6 +117,7 @@ class GatewayConnection:
 
     async def _dispatch(self, talk: Conversation, request: GatewayRequest) -> None:
         service = self._service
+        check_not_drained(service, request)
         match request:
             case OpenObject():
                 await serve_object(service, talk, request)
@@ -119,10 +131,18 @@ class GatewayConnection:
                 await serve_kv_put(service, talk, request)
             case LeaseTarget():
                 await serve_lease(service, talk, request)
+            case CopyObject():
+                await talk.send(await copy_object(service, request))
+            case CopyPart():
+                await talk.send(await copy_part(service, request))
+            case CompleteUpload():
+                await talk.send(await complete(service, request))
             case CheckEngine():
                 await serve_check(service, talk, request)
             case ChangeAccounts() | ImportAccounts():
                 await serve_change(service, talk, request)
+            case CreateBucket() | DeleteBucket() | SetLayout() | SetPolicy() | ConfigureBucket():
+                await serve_bucket_change(service, talk, request)
             case CheckPut():
                 await talk.send(await check_put(service, request))
             case TakeRequests():

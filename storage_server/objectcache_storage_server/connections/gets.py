@@ -9,7 +9,6 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import InvalidRequest, NotFound
 from objectcache_schemas.messages import Done, KvGet, ObjectOpened, OpenObject, SendBody
 from objectcache_storage_server.accounts.in_flight import Flight
-from objectcache_storage_server.connections.accounts import new_recorder, recorded
 from objectcache_storage_server.connections.body_gets import (
     body_wish,
     send_body,
@@ -18,6 +17,7 @@ from objectcache_storage_server.connections.body_gets import (
     wait_for_memory,
 )
 from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.delivery_records import new_recorder, recorded
 from objectcache_storage_server.connections.prefixes import open_prefix
 from objectcache_storage_server.connections.running import TCP, BodyDelivery, Terms
 from objectcache_storage_server.connections.small_gets import open_small

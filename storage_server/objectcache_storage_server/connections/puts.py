@@ -25,6 +25,7 @@ from objectcache_storage_server import multipart
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.quotas import CountedPut, counted_put
 from objectcache_storage_server.connections.target_source import TargetSource
+from objectcache_storage_server.connections.uploads import count_part
 from objectcache_storage_server.engines.base import (
     CHECKSUM_BLOCK_BYTES,
     Committed,
@@ -124,6 +125,7 @@ async def serve_put_object(service: Service, talk: Conversation, request: PutObj
             bucket.layout,
             request.condition,
             counted,
+            request.identity,
             _whole(request),
         )
     if committed is not None:
@@ -138,12 +140,19 @@ async def serve_put_part(service: Service, talk: Conversation, request: PutPart)
     key = multipart.part_key(request.upload_id, request.part_number)
     async with counted_put(service, bucket, request.identity, 0, request.size_bytes) as counted:
         committed = await _serve_put(
-            service, talk, multipart.BUCKET, key, request.size_bytes, None, Condition(), counted
+            service,
+            talk,
+            multipart.BUCKET,
+            key,
+            request.size_bytes,
+            None,
+            Condition(),
+            counted,
+            request.identity,
         )
         if committed is not None:
-            service.stored.part_stored(
-                request.bucket, request.upload_id, request.part_number, committed.info.size_bytes
-            )
+            part = upload, request.part_number, counted.reservation
+            await service.call(count_part, service, *part)
     if committed is not None:
         await talk.send(Stored(info=committed.info))
 
@@ -157,6 +166,7 @@ async def _serve_put(
     layout: KvLayout | None,
     condition: Condition,
     counted: CountedPut,
+    identity: str,
     whole: tuple[bytes, CommitPut] | None = None,
 ) -> Committed | None:
     """Receive one object, unless it is there as a `whole`, and commit it; None where the gateway
@@ -175,17 +185,17 @@ async def _serve_put(
         slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
     )
     if whole is not None:
-        service.admit_put(bytes_max)
+        service.admit_put(bytes_max, identity)
         try:
             await counted.confirm(bytes_max)
             return await service.call(
                 _store, service, bucket, key, block_bytes, whole[0], whole[1], condition
             )
         finally:
-            service.end_put(bytes_max)
+            service.end_put(bytes_max, identity)
     if size_bytes is not None:
         await service.call(service.engine.check_room, size_bytes)
-    service.admit_put(bytes_max)
+    service.admit_put(bytes_max, identity)
     staged: Staged | None = None
     try:
         staged = await service.call(service.engine.stage, bucket, key, block_bytes)
@@ -201,7 +211,7 @@ async def _serve_put(
     finally:
         if staged is not None:
             await service.call(staged.discard)
-        service.end_put(bytes_max)
+        service.end_put(bytes_max, identity)
 
 
 def _whole(request: PutObject) -> tuple[bytes, CommitPut] | None:
@@ -296,7 +306,7 @@ async def _store_chunks(
     counted: CountedPut,
 ) -> None:
     """Take the payload and commit it."""
-    service.admit_put(shape.total_bytes)
+    service.admit_put(shape.total_bytes, request.identity)
     prefix: StagedPrefix | None = None
     source: TargetSource | None = None
     try:
@@ -319,7 +329,7 @@ async def _store_chunks(
             source.close()
         if prefix is not None:
             await service.call(prefix.discard)
-        service.end_put(shape.total_bytes)
+        service.end_put(shape.total_bytes, request.identity)
 
 
 async def _receive_prefix(

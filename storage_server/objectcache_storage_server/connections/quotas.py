@@ -24,10 +24,8 @@ class CountedPut:
         """Judge it again before it is committed: a quota may have changed, and its size was perhaps
         not known. Raises `StorageFull` (QuotaExceeded).
         """
-        if self.service.stored.may_block(self.reservation.bucket):
+        if not self.reservation.confirm_known(size_bytes):
             await self.service.call(self.reservation.confirm, size_bytes)
-        else:
-            self.reservation.confirm(size_bytes)
 
 
 @asynccontextmanager

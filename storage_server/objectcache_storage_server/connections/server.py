@@ -10,10 +10,10 @@ import socket as sockets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
-from objectcache_schemas import tls_tunnel
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.listening import HostPort, open_listeners, port_of
 from objectcache_schemas.settings import Settings
+from objectcache_schemas.socket_paths import check_socket_path
 from objectcache_schemas.tls import (
     ReloadingContext,
     certificate_files,
@@ -21,11 +21,11 @@ from objectcache_schemas.tls import (
     mutual_server_context,
 )
 from objectcache_storage_server.connections.connection import GatewayConnection
+from objectcache_storage_server.connections.newcomers import Newcomers
 from objectcache_storage_server.connections.sessions import SessionServer
 from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.service import Service
 
-SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un, less its closing NUL
 BACKLOG = 1024
 TUNNELS_TIMEOUT_S = 5.0
 CLIENTS_PER_SESSION_MAX = 2  # connections to the target socket, joined or not
@@ -46,7 +46,7 @@ class StorageServer:
         self._listeners: list[asyncio.Task[None]] = []
         self._paths: list[Path] = []
         self._context: ReloadingContext | None = None
-        self._handshakes = 0
+        self._newcomers = Newcomers()
         self._tunnels: set[asyncio.Future[None]] = set()
 
     async def start(self) -> None:
@@ -86,11 +86,7 @@ class StorageServer:
     def _listen(
         self, path: Path, mode: int, serve: Callable[[StreamSocket], Awaitable[None]]
     ) -> None:
-        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-            raise InvalidRequest(
-                f"the socket path {path} is over {SOCKET_PATH_BYTES_MAX} bytes; "
-                "set server.run_dir to a shorter directory"
-            )
+        check_socket_path(path)
         listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
         try:
             path.unlink(missing_ok=True)
@@ -109,22 +105,15 @@ class StorageServer:
 
     async def _accept_remote(self, listener: sockets.socket) -> None:
         async for connected in _connections(listener):
-            if self._handshakes >= self._service.storage.connections_max:
-                connected.close()
-            else:
-                asyncio.create_task(self._serve_remote(connected))  # noqa: RUF006 - kept below
+            asyncio.create_task(self._serve_remote(connected))  # noqa: RUF006 - kept below
 
     async def _serve_remote(self, connected: sockets.socket) -> None:
         """Serve a gateway once it has shown its certificate."""
         assert self._context is not None
-        self._handshakes += 1
-        try:
-            plain, ended = await tls_tunnel.accept(connected, self._context)
-        except (OSError, TimeoutError) as error:
-            logger.warning("no gateway at storage.listen: %s", error or "it took too long")
+        admitted = await self._newcomers.admit(connected, self._context)
+        if admitted is None:
             return
-        finally:
-            self._handshakes -= 1
+        plain, ended = admitted
         self._tunnels.add(ended)
         ended.add_done_callback(self._tunnels.discard)
         await self._serve(plain, self._serve_gateway, passes_descriptors=False)
@@ -181,6 +170,11 @@ class StorageServer:
         finally:
             self._service.counts.client_connections -= 1
             self._clients.discard(task)
+
+    async def left_by_gateways(self) -> None:
+        """Return when no gateway is connected."""
+        while self._connections:
+            await asyncio.wait(set(self._connections))
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, let those under way finish within the time, then cut the rest."""

@@ -11,7 +11,7 @@ import time
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.messages import DeliveryPath, ObjectOpened, OpenObject, WindowSource
-from objectcache_storage_server.connections.accounts import recorded
+from objectcache_storage_server.connections.delivery_records import recorded
 from objectcache_storage_server.connections.running import TCP
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -34,6 +34,7 @@ from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 CHECKSUM_BLOCK_BYTES = 64 * KIB  # where no slice size is known
 ALWAYS = Condition()
 NO_ATTRIBUTES = ObjectAttributes()
+BUCKET_PAGE = 100  # buckets read at once; their configurations have 256 KiB at most
 COPY_BYTES = 1 * MIB  # piece of a copy through memory; a multiple of CHECKSUM_BLOCK_BYTES
 
 
@@ -255,8 +256,15 @@ class Engine(ABC):
         """Look it up. Raises `NotFound` (NoSuchBucket), as every method below does."""
 
     @abstractmethod
-    def buckets(self) -> list[BucketInfo]:
-        """All buckets by name, without those that begin with a dot."""
+    def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
+        """Buckets after this name, by name, without those that begin with a dot."""
+
+    def each_bucket(self) -> Iterator[BucketInfo]:
+        """The same, a page at a time: what tenants configured is never in memory as a whole."""
+        after = ""
+        while page := self.buckets(after, BUCKET_PAGE):
+            yield from page
+            after = page[-1].name
 
     @abstractmethod
     def delete_bucket(self, name: str) -> None:
@@ -331,12 +339,12 @@ class Engine(ABC):
 
     @abstractmethod
     def replace_attributes(
-        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+        self, bucket: str, seen: ObjectInfo, attributes: ObjectAttributes
     ) -> ObjectInfo:
         """Replace what is stored beside an object's bytes, durably; also of an immutable object.
 
         Bytes, ETag and time stay. Raises `NotFound` (NoSuchKey), and `PreconditionFailed` where the
-        object's ETag is not `etag`; an empty one is any.
+        object is no longer all that `seen` says: a change in between is never undone.
         """
 
     @abstractmethod
@@ -468,6 +476,12 @@ def check_etag(info: ObjectInfo, etag: str) -> None:
     """Raise `PreconditionFailed` unless `etag` is empty, "*" or the object's own."""
     if etag not in ("", "*", info.etag):
         raise PreconditionFailed(f"the ETag of {info.key!r} is {info.etag}, not {etag}")
+
+
+def check_unchanged(info: ObjectInfo, seen: ObjectInfo) -> None:
+    """Raise `PreconditionFailed` unless an object is still all that somebody has seen of it."""
+    if info != seen:
+        raise PreconditionFailed(f"{info.key!r} was changed meanwhile; look at it again")
 
 
 class _StagedApart(StagedPrefix):

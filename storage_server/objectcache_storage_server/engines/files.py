@@ -49,7 +49,7 @@ from objectcache_storage_server.engines.base import (
     Read,
     Staged,
     StagedPut,
-    check_etag,
+    check_unchanged,
 )
 from objectcache_storage_server.engines.block_checksums import block_checksum
 from objectcache_storage_server.engines.bucket_rules import (
@@ -182,9 +182,9 @@ class FilesEngine(Engine):
     def bucket(self, name: str) -> BucketInfo:
         return self._bucket_row(name).info
 
-    def buckets(self) -> list[BucketInfo]:
+    def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
         with self._index.reading() as view:
-            return [bucket for bucket in view.buckets() if not bucket.name.startswith(".")]
+            return view.buckets(after, limit)
 
     def delete_bucket(self, name: str) -> None:
         with self._index.writing() as change:
@@ -248,14 +248,14 @@ class FilesEngine(Engine):
         return committed
 
     def replace_attributes(
-        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+        self, bucket: str, seen: ObjectInfo, attributes: ObjectAttributes
     ) -> ObjectInfo:
         number = self._bucket_row(bucket).number
-        with self._cache.changing(number, [key]), self._index.writing() as change:
-            version = change.versions(number, [key]).get(key)
+        with self._cache.changing(number, [seen.key]), self._index.writing() as change:
+            version = change.versions(number, [seen.key]).get(seen.key)
             if version is None:
-                raise no_such_key(key)
-            check_etag(version.info, etag)
+                raise no_such_key(seen.key)
+            check_unchanged(version.info, seen)
             info = msgspec.structs.replace(version.info, attributes=attributes)
             change.add([replace(version, info=info)])
             return info

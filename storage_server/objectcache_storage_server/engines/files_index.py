@@ -95,6 +95,9 @@ INSERT INTO usage SELECT bucket, COUNT(*), SUM(size_bytes) FROM objects GROUP BY
 """
 _SELECT_TOTALS = "SELECT object_count, stored_bytes FROM usage WHERE bucket = ?"
 _SELECT_USAGE_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'usage'"
+_SELECT_BUCKETS = (
+    "SELECT info FROM buckets WHERE name > ? AND name NOT LIKE '.%' ORDER BY name LIMIT ?"
+)
 _SELECT_BUCKET = "SELECT id, info FROM buckets WHERE name = ?"
 _KEY_MARKS = ", ".join("?" * LOOKUP_KEYS)
 _SELECT_VERSIONS = (
@@ -266,9 +269,10 @@ class IndexView:
             raise no_such_bucket(name)
         return found
 
-    def buckets(self) -> list[BucketInfo]:
-        """All buckets by name."""
-        rows = self._connection.execute("SELECT info FROM buckets ORDER BY name")
+    def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
+        """Buckets after this name, by name, without those that begin with a dot."""
+        count = -1 if limit is None else limit
+        rows = self._connection.execute(_SELECT_BUCKETS, (after, count))
         return [unseal_bucket(stored) for (stored,) in rows]
 
     def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, Version]:

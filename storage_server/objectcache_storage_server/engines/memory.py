@@ -33,7 +33,7 @@ from objectcache_storage_server.engines.base import (
     Read,
     Staged,
     StagedPut,
-    check_etag,
+    check_unchanged,
 )
 from objectcache_storage_server.engines.block_checksums import (
     block_checksums,
@@ -157,13 +157,14 @@ class MemoryEngine(Engine):
         with self._lock:
             return self._find(name).info
 
-    def buckets(self) -> list[BucketInfo]:
+    def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
         with self._lock:
-            return [
+            found = [
                 self._buckets[name].info
                 for name in sorted(self._buckets)
-                if not name.startswith(".")
+                if name > after and not name.startswith(".")
             ]
+            return found[:limit]
 
     def delete_bucket(self, name: str) -> None:
         with self._lock:
@@ -243,16 +244,16 @@ class MemoryEngine(Engine):
         return Committed(new.info, existed=False)
 
     def replace_attributes(
-        self, bucket: str, key: str, etag: str, attributes: ObjectAttributes
+        self, bucket: str, seen: ObjectInfo, attributes: ObjectAttributes
     ) -> ObjectInfo:
         with self._lock:
             found = self._find(bucket)
-            stored: _Object | None = found.objects.get(key)
+            stored: _Object | None = found.objects.get(seen.key)
             if stored is None:
-                raise no_such_key(key)
-            check_etag(stored.info, etag)
+                raise no_such_key(seen.key)
+            check_unchanged(stored.info, seen)
             info = msgspec.structs.replace(stored.info, attributes=attributes)
-            found.objects[key] = _Object(info, stored.data)
+            found.objects[seen.key] = _Object(info, stored.data)
             return info
 
     def delete(self, bucket: str, keys: Sequence[str]) -> int:

@@ -296,5 +296,5 @@ def _of_server(service: Service) -> Iterator[Metric]:
         "storage_draining",
         "1 while the storage server takes no more work.",
         (),
-        alone(service.draining),
+        alone(service.draining or service.entrance.drained),
     )

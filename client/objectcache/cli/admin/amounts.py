@@ -40,6 +40,16 @@ def parse_time_s(text: str) -> float:
     return _parse(text, _TIMES)
 
 
+def parse_lifetime_s(text: str) -> float | None:
+    """Seconds of "7d"; None of "none". Raises `InvalidRequest` that names that word, too."""
+    if text.lower() == NONE:
+        return None
+    try:
+        return parse_time_s(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error.message}, or {NONE}") from error
+
+
 def parse_duration_s(text: str) -> float:
     """Seconds of "10ms". Raises `InvalidRequest` for what is no number above 0 with a unit."""
     return _parse(text, _DURATIONS)

@@ -174,6 +174,7 @@ def _root_key(server: Server, environment: Mapping[str, str]) -> RootKey:
     from objectcache.cli.admin.api_client import RootKey
     from objectcache.cli.credentials import read_credentials
     from objectcache_schemas.errors import InvalidRequest
+    from objectcache_schemas.root_key import ROOT_CREDENTIALS_FILE
 
     if server.credentials is not None:
         return RootKey(*read_credentials(server.credentials))
@@ -183,10 +184,10 @@ def _root_key(server: Server, environment: Mapping[str, str]) -> RootKey:
         if access_key and secret_key:
             return RootKey(access_key, secret_key)
     if server.data_dir is not None:
-        return RootKey(*read_credentials(Path(server.data_dir) / "root-credentials"))
+        return RootKey(*read_credentials(Path(server.data_dir) / ROOT_CREDENTIALS_FILE))
     raise InvalidRequest(
         f"no credentials for the admin API: give --token (${TOKEN_VARIABLE}), or "
-        "--credentials DATA_DIR/root-credentials"
+        f"--credentials DATA_DIR/{ROOT_CREDENTIALS_FILE}"
     )
 
 

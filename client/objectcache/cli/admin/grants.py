@@ -13,9 +13,11 @@ ACCESSES = tuple(access.value for access in Access)
 
 
 def access_of(words: Iterable[str]) -> tuple[Access, ...]:
-    """The accesses of these names; raises `InvalidRequest` naming one that is none."""
+    """The accesses of these names, also of several between commas; raises `InvalidRequest` naming
+    one that is none.
+    """
     found: list[Access] = []
-    for word in words:
+    for word in ",".join(words).split(","):
         if word not in ACCESSES:
             raise InvalidRequest(f"{word!r} is no access; give some of {', '.join(ACCESSES)}")
         found.append(Access(word))
@@ -31,7 +33,7 @@ def grant_of(text: str) -> Grant:
             f"{text!r} is not {FORM}, such as models=read,write or models/llama/=read; * is every "
             "bucket"
         )
-    return Grant(bucket=bucket, prefix=prefix, access=access_of(words.split(",")))
+    return Grant(bucket=bucket, prefix=prefix, access=access_of([words]))
 
 
 def grant_text(grant: Grant) -> str:

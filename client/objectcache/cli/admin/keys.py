@@ -36,7 +36,7 @@ def add_key(
     access_key: AccessKeyOption = None,
     secret_key: SecretKeyOption = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="From now, such as 12h. Default: never.")
+        str | None, typer.Option(metavar="TIME|none", help="From now, such as 12h. Default: none.")
     ] = None,
     scope: Annotated[
         list[str] | None,
@@ -48,7 +48,7 @@ def add_key(
     note: Annotated[str, typer.Option(metavar="TEXT", help="For people.")] = "",
 ) -> None:
     """Add a key pair of a user and print it. The secret is shown once."""
-    from objectcache.cli.admin.amounts import parse_time_s
+    from objectcache.cli.admin.amounts import parse_lifetime_s
     from objectcache.cli.admin.grants import grant_of
     from objectcache_schemas.admin_api import NewKey, NewKeyPair
     from objectcache_schemas.errors import InvalidRequest
@@ -59,7 +59,7 @@ def add_key(
                 user=user,
                 access_key=access_key,
                 secret_key=read_secret(secret_key, "--secret-key"),
-                lifetime_s=parse_time_s(expires) if expires else None,
+                lifetime_s=parse_lifetime_s(expires) if expires else None,
                 scope=tuple(grant_of(text) for text in scope or ()),
                 note=note,
             )
@@ -126,14 +126,14 @@ def rotate_key(
     ] = None,
 ) -> None:
     """Make another pair of the same user and scope, and let this one end after the overlap."""
-    from objectcache.cli.admin.amounts import NONE, parse_time_s
+    from objectcache.cli.admin.amounts import parse_lifetime_s
     from objectcache.cli.admin.api_client import path_of
     from objectcache.cli.admin.tables import date_text
     from objectcache_schemas.admin_api import RotatedKey, Rotation
 
     with errors_end_the_command():
         rotation = Rotation(
-            overlap_s=0.0 if overlap.lower() == NONE else parse_time_s(overlap),
+            overlap_s=parse_lifetime_s(overlap) or 0.0,
             lifetime_s=_lifetime_s(expires),
         )
     with server.connect() as client:
@@ -146,11 +146,9 @@ def _lifetime_s(expires: str | None) -> float | UnsetType | None:
     """Absent where nothing is said, null for no end."""
     from msgspec import UNSET
 
-    from objectcache.cli.admin.amounts import NONE, parse_time_s
+    from objectcache.cli.admin.amounts import parse_lifetime_s
 
-    if expires is None:
-        return UNSET
-    return None if expires.lower() == NONE else parse_time_s(expires)
+    return UNSET if expires is None else parse_lifetime_s(expires)
 
 
 @key_app.command("remove")

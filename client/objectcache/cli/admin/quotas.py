@@ -93,7 +93,10 @@ def _size_text(size_bytes: int | None) -> str:
 
 
 def _number_text(number: float | None, unit: str = "") -> str:
-    return NONE if number is None else f"{number:,g}{unit}"
+    if number is None:
+        return NONE
+    text = f"{number:,}" if isinstance(number, int) else f"{number:,.6f}".rstrip("0").rstrip(".")
+    return f"{text}{unit}"
 
 
 def used_text(used_bytes: int, limit_bytes: int | None) -> str:

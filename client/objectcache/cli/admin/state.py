@@ -33,12 +33,14 @@ def health_lines(found: HealthReply) -> list[str]:
     """The state, a line for each thing."""
     from objectcache.cli.admin.amounts import size_text
 
+    lost = found.audit_lines_lost
     return [
         f"status        {found.status}",
         f"engine        {found.engine or '-'}",
         f"deliveries    {found.deliveries_in_flight:,} in flight, "
         f"{size_text(found.in_flight_bytes)}",
         f"damaged       {found.damaged_count:,} objects dropped since the start",
+        *([f"audit log     {lost:,} lines lost: is its device full?"] if lost else []),
         *process_lines(found.processes),
     ]
 

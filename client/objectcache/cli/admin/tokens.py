@@ -36,12 +36,12 @@ def create_token(
     ] = "30d",
 ) -> None:
     """Create a token and print it. It is shown once."""
-    from objectcache.cli.admin.amounts import NONE, parse_time_s
+    from objectcache.cli.admin.amounts import parse_lifetime_s
     from objectcache_schemas.admin_api import NewToken, NewTokenReply
     from objectcache_schemas.errors import InvalidRequest
 
     with errors_end_the_command():
-        lifetime_s = None if expires.lower() == NONE else parse_time_s(expires)
+        lifetime_s = parse_lifetime_s(expires)
         try:
             new = NewToken(name=name, scopes=tuple(scope), lifetime_s=lifetime_s)
         except ValueError as error:

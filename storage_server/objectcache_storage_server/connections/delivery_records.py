@@ -1,4 +1,4 @@
-"""Whose turn it is, and what becomes of it: a delivery's admission and its trace."""
+"""Records of deliveries: what becomes of one, from its request to its end."""
 
 from __future__ import annotations
 
