@@ -49,7 +49,7 @@ class Store:
         self.reader_threads = service.reader_threads
         if BUCKET not in {bucket.name for bucket in engine.buckets()}:
             engine.create_bucket(
-                BucketInfo(name=BUCKET, owner="bench", region="bench", created_s=0.0)
+                BucketInfo(name=BUCKET, owner="root", region="bench", created_s=0.0)
             )
 
     def verify(self, verification: Verification) -> None:

@@ -86,7 +86,8 @@ class Tenant:
     def new_bucket(self) -> str:
         """A bucket of this user's."""
         name = f"{self.name}-{secrets.token_hex(4)}"
-        assert self.call("PUT", f"/{name}").status == 200
+        made = self.call("PUT", f"/{name}")
+        assert made.status == 200, made
         return name
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from objectcache_schemas.accounts import Directory, WatchDirectory
+from tests.integration.served import wait_until
 from tests.integration.tenants import new_tenant
 from tests.s3_clients import call
 from tests.servers import RunningServer, start_server
@@ -25,6 +26,8 @@ def test_lost_accounts_stop_the_start_until_somebody_says_that_they_are(tmp_path
         assert user_names(server) == []
         server.restart_storage()  # without users there is a file all the same
         alice = new_tenant(server, "alice")
+        # The gateway finds the storage server again by itself, and with it the new key.
+        wait_until(lambda: alice.call("GET", "/").status == 200, "the gateway to know alice")
         bucket = alice.new_bucket()
         server.kill_storage()
         copy = (data_dir / "accounts.json").read_bytes()
