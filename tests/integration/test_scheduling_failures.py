@@ -543,7 +543,10 @@ def test_everything_that_serves_stops_with_deliveries_in_every_state(
         share = TenantShare(deliveries_max=2)
         own_server.change(ScheduleChanges(policy="equal", cap_gbps=0.05, tenants={"root": share}))
         fetches = [Fetching(begin_and_check, prefix) for _ in range(3)]
-        wait_until(lambda: own_server.state().waiting == 1, "two to run, and one to wait")
+        wait_until(
+            lambda: (own_server.state().delivery_count, own_server.state().waiting) == (2, 1),
+            "two to run, and one to wait",
+        )
         assert own_server.stop() == 0
         outcomes: list[bool] = []
         for fetching in fetches:
