@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from typer.testing import CliRunner, Result
 
+from objectcache.channel.credentials_file import read_credentials
 from objectcache.cli.app import app
-from objectcache.cli.credentials import read_credentials
 from tests.servers import RUN_DIR_PARENT, ServerProcess
 from tests.storage_client import StorageClient
 

@@ -32,7 +32,8 @@ from objectcache.errors import (
     Unsupported,
 )
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.targets import PlainTarget, SharedMemoryTarget, Target
+from objectcache.memory.fabric_joining import FabricSettings
+from objectcache.memory.targets import FabricTarget, PlainTarget, SharedMemoryTarget, Target
 from objectcache_schemas.layout import KvLayout
 
 __version__ = "0.1.0"
@@ -50,6 +51,8 @@ __all__ = [
     "Delivery",
     "DeliveryFailed",
     "ErrorDetails",
+    "FabricSettings",
+    "FabricTarget",
     "InvalidRequest",
     "KvBucket",
     "KvLayout",

@@ -142,7 +142,7 @@ def checked_switch(name: str, value: Any) -> bool:
 def checked_count(name: str, value: Any) -> int:
     """A whole number, 1 or more."""
     try:
-        count = operator.index(value)
+        count = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         count = 0
     if count < 1:

@@ -32,7 +32,8 @@ from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.payload import Bytes
 from objectcache.deliveries.putting import LayerPut
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.targets import SharedMemoryTarget, Target
+from objectcache.memory.fabric_joining import FabricSettings
+from objectcache.memory.targets import FabricTarget, SharedMemoryTarget, Target
 from objectcache_schemas.errors import DeliveryFailed
 from objectcache_schemas.layout import KvLayout
 
@@ -65,9 +66,9 @@ class BlockingCalls:
         """Await a call that runs to its end even if the awaiting task is cancelled."""
         return await asyncio.shield(asyncio.wrap_future(self._executor.submit(call)))
 
-    def close(self) -> None:
-        """Take no more calls; those that have begun run to their end."""
-        self._executor.shutdown(wait=False)
+    def close(self, wait: bool = False) -> None:
+        """Take no more calls; those that have begun run to their end, for which `wait` waits."""
+        self._executor.shutdown(wait=wait)
 
 
 class AsyncDelivery:
@@ -92,7 +93,7 @@ class AsyncDelivery:
 
     @property
     def transport(self) -> str:
-        """`shared_memory` or `body`."""
+        """`shared_memory`, `body`, `nixl` or `verbs`."""
         return self._delivery.transport
 
     @property
@@ -275,9 +276,9 @@ class AsyncKvBucket:
         """See `KvBucket.chunk_keys`; computed at once."""
         return self._bucket.chunk_keys(tokens)
 
-    async def match(self, chunk_keys: Sequence[str]) -> int:
+    async def match(self, chunk_keys: Sequence[str], *, timeout_s: float | None = None) -> int:
         """See `KvBucket.match`."""
-        return await self._calls.run(partial(self._bucket.match, chunk_keys))
+        return await self._calls.run(partial(self._bucket.match, chunk_keys, timeout_s=timeout_s))
 
     def fetch(
         self,
@@ -351,6 +352,10 @@ class AsyncKvBucket:
         )
         return AsyncLayerPut(put, self._calls)
 
+    async def delete(self, chunk_key: str) -> None:
+        """See `KvBucket.delete`."""
+        await self._calls.run(partial(self._bucket.delete, chunk_key))
+
     def __repr__(self) -> str:
         return f"<Async{repr(self._bucket)[1:]}"
 
@@ -372,6 +377,7 @@ class AsyncClient:
         target_bytes_max: int = TARGET_BYTES_MAX,
         learn_windows: bool = True,
         tls: ssl.SSLContext | None = None,
+        fabric: FabricSettings | None = None,
     ) -> None:
         client = Client(
             endpoint,
@@ -385,6 +391,7 @@ class AsyncClient:
             target_bytes_max=target_bytes_max,
             learn_windows=learn_windows,
             tls=tls,
+            fabric=fabric,
         )
         self._wrap(client, connections_max)
 
@@ -436,6 +443,13 @@ class AsyncClient:
         """See `Client.shared_memory_target`."""
         call = partial(self._client.shared_memory_target, length_bytes)
         return await self._calls.run(call, SharedMemoryTarget.close)
+
+    async def fabric_target(
+        self, length_bytes: int | None = None, *, buffer: Any = None, transport: str | None = None
+    ) -> FabricTarget:
+        """See `Client.fabric_target`."""
+        call = partial(self._client.fabric_target, length_bytes, buffer=buffer, transport=transport)
+        return await self._calls.run(call, FabricTarget.close)
 
     async def close(self) -> None:
         """See `Client.close`."""

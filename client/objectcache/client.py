@@ -6,7 +6,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from objectcache.arguments import check_credential, check_layout
 from objectcache.channel import requests
@@ -14,9 +14,10 @@ from objectcache.channel.access_key import AccessKey
 from objectcache.channel.authorities import ca_file_of, client_context
 from objectcache.channel.endpoint import Endpoint
 from objectcache.core import ClientCore, CoreSettings, TransportChoice
-from objectcache.deliveries.fetching import shared_memory_target
+from objectcache.deliveries.fetching import fabric_target, shared_memory_target
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.targets import SharedMemoryTarget
+from objectcache.memory.fabric_joining import FabricSettings
+from objectcache.memory.targets import FabricTarget, SharedMemoryTarget
 from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
 from objectcache_schemas.layout import KvLayout
 
@@ -30,7 +31,9 @@ class Client:
     """A client of one gateway. May be shared by threads; not by processes after a fork.
 
     `transport` is how deliveries reach this process, and puts leave it: shared_memory (the server
-    must run on this host), body, or auto, which takes shared memory where it can be had.
+    must run on this host), body, or auto, which takes shared memory where it can be had; nixl or
+    verbs have the server write into memory that is registered with a fabric, on this host or
+    another (puts leave in bodies then).
     `timeout_s` bounds the connecting and every silence of the server, `connections_max` the open
     connections (an open delivery holds one), `target_bytes_max` the shared memory for deliveries
     and puts without a target of the caller's own. `learn_windows` measures how long the engine
@@ -55,8 +58,11 @@ class Client:
         target_bytes_max: int = TARGET_BYTES_MAX,
         learn_windows: bool = True,
         tls: ssl.SSLContext | None = None,
+        fabric: FabricSettings | None = None,
     ) -> None:
-        """`tls` replaces the system's certificates and rules for an https endpoint."""
+        """`tls` replaces the system's certificates and rules for an https endpoint. `fabric` names
+        this host's devices for the transports nixl and verbs.
+        """
         check_credential("access_key", access_key)
         check_credential("secret_key", secret_key)
         if session_token is not None:
@@ -64,7 +70,13 @@ class Client:
         key = AccessKey(access_key, secret_key, session_token)
         choice = TransportChoice.parse(transport)
         settings = CoreSettings(
-            region, choice, timeout_s, connections_max, target_bytes_max, learn_windows
+            region,
+            choice,
+            timeout_s,
+            connections_max,
+            target_bytes_max,
+            learn_windows,
+            fabric or FabricSettings(),
         )
         self._core = ClientCore(Endpoint.parse(endpoint), lambda: key, settings, tls)
 
@@ -142,6 +154,19 @@ class Client:
         Raises `Unavailable` with the reason where the server cannot reach this host's memory.
         """
         return shared_memory_target(self._core, length_bytes)
+
+    def fabric_target(
+        self, length_bytes: int | None = None, *, buffer: Any = None, transport: str | None = None
+    ) -> FabricTarget:
+        """Memory that the server writes into over a fabric, to fetch into again and again.
+
+        `transport` is nixl or verbs; without it the client's own, or else nixl. Either as many
+        bytes of our own, or `buffer`, which is registered as it is: a writable C-contiguous buffer,
+        or an array or tensor of a GPU (with `__cuda_array_interface__`), whose
+        bytes `array` does not show. Raises `InvalidRequest` for another object, `Unavailable` with
+        the reason where the server cannot reach it.
+        """
+        return fabric_target(self._core, transport, length_bytes, buffer)
 
     def close(self) -> None:
         """Close connections and the session; open deliveries fail. Arrays stay valid.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import ssl
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from objectcache.arguments import checked_count, checked_seconds, checked_switch
 from objectcache.channel import requests
@@ -16,11 +17,17 @@ from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.http_channel import HttpChannel
 from objectcache.channel.responses import SessionReply, parse_reply
 from objectcache.deliveries.learned_windows import LearnedWindows
+from objectcache.memory.fabric_joining import FabricKeeper, FabricSettings, join_fabric
+from objectcache.memory.fabric_session import FabricRegion
+from objectcache.memory.held_targets import HeldTargets
 from objectcache.memory.session_keeper import SessionKeeper
-from objectcache.memory.shared_targets import SharedTargets
 from objectcache.memory.target_pool import TargetPool
+from objectcache.memory.target_session import TargetSession
 from objectcache.thread_reserve import ThreadReserve
 from objectcache_schemas.errors import InvalidRequest
+
+if TYPE_CHECKING:  # botocore takes long to import
+    from objectcache.channel.signing import Signer
 
 
 class TransportChoice(enum.Enum):
@@ -29,6 +36,13 @@ class TransportChoice(enum.Enum):
     AUTO = "auto"  # shared memory where it can be had, else the body
     SHARED_MEMORY = "shared_memory"
     BODY = "body"
+    NIXL = "nixl"
+    VERBS = "verbs"
+
+    @property
+    def is_fabric(self) -> bool:
+        """Whether the server writes into registered memory over a fabric."""
+        return self in (TransportChoice.NIXL, TransportChoice.VERBS)
 
     @classmethod
     def parse(cls, text: str) -> TransportChoice:
@@ -50,12 +64,23 @@ class CoreSettings:
     connections_max: int
     target_bytes_max: int
     learn_windows: bool = True
+    fabric: FabricSettings = field(default_factory=FabricSettings)
 
     def __post_init__(self) -> None:
         checked_seconds("timeout_s", self.timeout_s)
         checked_count("connections_max", self.connections_max)
         checked_count("target_bytes_max", self.target_bytes_max)
         checked_switch("learn_windows", self.learn_windows)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredMemory:
+    """What deliveries of one transport need: a session, and memory that it has registered."""
+
+    transport: str
+    sessions: SessionKeeper
+    pool: TargetPool
+    targets: HeldTargets
 
 
 class ClientCore:
@@ -79,12 +104,62 @@ class ClientCore:
         signer = Signer(endpoint, settings.region, access_key)
         channel = HttpChannel(connections, signer, settings.timeout_s)
         self.channel = channel
-        self.sessions = SessionKeeper(lambda: _invite(channel), settings.timeout_s)
-        self.pool = TargetPool(settings.target_bytes_max)
-        self.targets = SharedTargets()
+        self.shared = RegisteredMemory(
+            TransportChoice.SHARED_MEMORY.value,
+            SessionKeeper(lambda: _invite(channel), settings.timeout_s),
+            TargetPool(settings.target_bytes_max),
+            HeldTargets(),
+        )
+        self._fabrics = {
+            choice: self._fabric_memory(choice, signer, connections.tls)
+            for choice in (TransportChoice.NIXL, TransportChoice.VERBS)
+        }
         self.windows = LearnedWindows()
         self.threads = ThreadReserve("objectcache-receiver")
-        self.close = weakref.finalize(self, _close, connections, self.sessions, self.threads)
+        keepers = [self.shared.sessions, *(one.sessions for one in self._fabrics.values())]
+        self.close = weakref.finalize(self, _close, connections, keepers, self.threads)
+
+    def memory(self, choice: TransportChoice) -> RegisteredMemory:
+        """The memory of a transport: a fabric's, or shared memory."""
+        return self._fabrics[choice] if choice.is_fabric else self.shared
+
+    def memories(self, choice: TransportChoice) -> Sequence[RegisteredMemory]:
+        """Those that a put of this choice may come out of."""
+        if choice is TransportChoice.AUTO:
+            return (self.shared, *self._fabrics.values())
+        return (self.memory(choice),)
+
+    def _fabric_memory(
+        self, choice: TransportChoice, signer: Signer, tls: ssl.SSLContext | None
+    ) -> RegisteredMemory:
+        endpoint, timeout_s, fabric = self.endpoint, self.settings.timeout_s, self.settings.fabric
+
+        sign = signer.signed_headers
+
+        def join() -> TargetSession:
+            return join_fabric(choice.value, endpoint, sign, tls, timeout_s, fabric)
+
+        return RegisteredMemory(
+            choice.value,
+            FabricKeeper(join),
+            TargetPool(self.settings.target_bytes_max, FabricRegion),
+            HeldTargets(),
+        )
+
+    @property
+    def sessions(self) -> SessionKeeper:
+        """Of shared memory."""
+        return self.shared.sessions
+
+    @property
+    def pool(self) -> TargetPool:
+        """Of shared memory."""
+        return self.shared.pool
+
+    @property
+    def targets(self) -> HeldTargets:
+        """Of shared memory."""
+        return self.shared.targets
 
     def __repr__(self) -> str:
         return f"{self.endpoint.url}, {self.channel.pool!r}, {self.sessions!r}, {self.pool!r}"
@@ -95,7 +170,10 @@ def _invite(channel: HttpChannel) -> SessionReply:
     return parse_reply(reply.body, SessionReply, "a session request")
 
 
-def _close(connections: ConnectionPool, sessions: SessionKeeper, threads: ThreadReserve) -> None:
-    sessions.close()
+def _close(
+    connections: ConnectionPool, keepers: Sequence[SessionKeeper], threads: ThreadReserve
+) -> None:
+    for keeper in keepers:
+        keeper.close()
     connections.close()
     threads.close()

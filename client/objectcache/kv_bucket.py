@@ -29,7 +29,7 @@ from objectcache.deliveries.fetching import FetchRequest, empty_delivery, fetch
 from objectcache.deliveries.forced_path import checked_path, mode_of, transport_of
 from objectcache.deliveries.put_request import PutRequest
 from objectcache.deliveries.putting import LayerPut, put_chunks
-from objectcache.memory.targets import Target
+from objectcache.memory.targets import FabricTarget, Target
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, OnMissing
 from objectcache_schemas.layout import KvLayout
 
@@ -49,12 +49,16 @@ class KvBucket:
         """
         return self.layout.chunk_keys(checked_tokens(tokens))
 
-    def match(self, chunk_keys: Sequence[str]) -> int:
-        """How many leading chunks are stored, in one round trip."""
+    def match(self, chunk_keys: Sequence[str], *, timeout_s: float | None = None) -> int:
+        """How many leading chunks are stored, in one round trip.
+
+        `timeout_s` replaces the client's.
+        """
         chunk_keys = checked_keys(chunk_keys)
+        timeout_s = self._timeout_s(timeout_s)
         if not chunk_keys:
             return 0
-        reply = self._core.channel.call(requests.match(self.name, chunk_keys))
+        reply = self._core.channel.call(requests.match(self.name, chunk_keys), timeout_s)
         return parse_match(reply.body, len(chunk_keys))
 
     def fetch(
@@ -81,7 +85,7 @@ class KvBucket:
         for the server's scheduler; where it is not known, `model` names a compute profile that the
         server has, and `context_tokens` is the length of the whole prompt, of which the prefix is a
         part. `rate_bytes_per_s` is the most that is wanted. `path` forces one of the paper's paths:
-        agg (layerwise), batch (chunkwise), and for one chunk into shared memory direct or buffer
+        agg (layerwise), batch (chunkwise), and for one chunk into a target direct or buffer
         (staged in the gateway). `target` is memory to fill in place of the client's own;
         `transport` and `timeout_s` replace the client's. No keys make an empty delivery.
 
@@ -116,7 +120,8 @@ class KvBucket:
             model=model,
             rate_bytes_per_s=rate_bytes_per_s,
         )
-        choice = transport_of(forced, self._transport(transport), len(chunk_keys))
+        of_target = target.transport if isinstance(target, FabricTarget) else None
+        choice = transport_of(forced, self._transport(transport), len(chunk_keys), of_target)
         return fetch(
             self._core,
             FetchRequest(self.name, descriptor, target, choice, timeout_s, started_s, forced),
@@ -136,9 +141,12 @@ class KvBucket:
 
         `parent_key` is the chunk before the first one in their prefix, whose tail they are: the
         store lays them beside it and evicts them before it. Chunks that lie in one run within a
-        target of this client (`client.shared_memory_target(...).chunks(...)`) are put from there
-        without a copy: they must not change before the call returns, or what is stored of them
-        fails its checksum and reads as missing. `transport` and `timeout_s` replace the client's.
+        target of this client (`client.shared_memory_target(...).chunks(...)`, or a
+        `fabric_target`'s) are put from there without a copy of ours: they must not change before
+        the call returns, or what is stored of them may fail its checksum and read as missing. With
+        transport nixl or verbs the server reads them over that fabric, out of such a target or of
+        registered memory that they are copied to; an array of a GPU must lie in such a target.
+        `transport` and `timeout_s` replace the client's.
 
         All become visible together, or none. Chunks that are stored already with the same bytes
         are counted as `existing`. Raises `Conflict` where other bytes are stored under a key,
@@ -162,7 +170,7 @@ class KvBucket:
     ) -> LayerPut:
         """Store chunks layer by layer: `write_layer` num_layers times in a `with` block.
 
-        Through shared memory the layers are laid there as they come and stored at the end; in a
+        Through registered memory the layers are laid there as they come and stored at the end; in a
         body they are sent as they come. Over plain HTTP to another host they are kept and sent at
         the end, because the request's signature covers its body there. `parent_key`, `transport`
         and `timeout_s` as in `put`.
@@ -172,6 +180,11 @@ class KvBucket:
             chunk_keys, DeliveryMode.LAYERWISE, parent_key, transport, timeout_s
         )
         return LayerPut(self._core, put)
+
+    def delete(self, chunk_key: str) -> None:
+        """Delete a chunk; one that is not stored is a success."""
+        (key,) = checked_keys([chunk_key])
+        self._core.channel.call(requests.delete_object(self.name, key))
 
     def _put_request(
         self,
@@ -189,9 +202,8 @@ class KvBucket:
             order,
             parent_key=checked_parent(parent_key),
         )
-        return PutRequest(
-            self.name, descriptor, self._transport(transport), self._timeout_s(timeout_s)
-        )
+        choice = self._transport(transport)
+        return PutRequest(self.name, descriptor, choice, self._timeout_s(timeout_s))
 
     def _transport(self, transport: str | None) -> TransportChoice:
         if transport is None:

@@ -19,7 +19,10 @@ FIELD_COUNT = 26
 QUOTED_LENGTH_MAX = 4096  # of the Request-URI and the two headers; what is longer is cut
 URI_LENGTH_MAX = 8192
 SECRET_QUERY_NAMES = frozenset(
-    {"x-amz-signature", "x-amz-credential", "x-amz-security-token", "signature", "awsaccesskeyid"}
+    {
+        *("x-amz-signature", "x-amz-credential", "x-amz-security-token"),
+        *("x-amz-rdma-token", "signature", "awsaccesskeyid"),
+    }
 )
 
 _SAFE = "/:;,.?@&=+$!~*'()<>|^`{}#%-_"  # in a field that is not quoted; brackets begin a time

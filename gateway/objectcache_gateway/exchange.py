@@ -16,6 +16,7 @@ from objectcache_gateway.access.authorizer import RequestAccess
 from objectcache_gateway.bodies.arrival import ArrivalBudget
 from objectcache_gateway.bodies.body import BodyDecoder
 from objectcache_gateway.handlers.xml_render import XML, error_document
+from objectcache_gateway.request import rdma_request
 from objectcache_gateway.request.addressing import Address
 from objectcache_gateway.request.delivery_headers import adopted_request_id
 from objectcache_gateway.request.request_head import RequestHead
@@ -25,7 +26,12 @@ from objectcache_gateway.signing.sigv4 import Authenticated
 from objectcache_gateway.staging_memory import StagingMemory
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_schemas import headers
-from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+from objectcache_schemas.errors import (
+    AccessDenied,
+    InvalidRequest,
+    ObjectCacheError,
+    Unsupported,
+)
 from objectcache_schemas.settings import Settings
 
 SERVER_NAME = "ObjectCache"
@@ -67,6 +73,10 @@ class PrefixMatch(NamedTuple):
     chunk_tokens: int  # 0 where the bucket has no layout
 
 
+def _nothing() -> None:
+    """Nobody counts."""
+
+
 class Exchange:
     """One request and its response. Handlers raise `ObjectCacheError`s; the server renders them."""
 
@@ -77,8 +87,14 @@ class Exchange:
         storage: StoragePool,
         staging: StagingMemory,
         is_draining: Callable[[], bool],
+        leave_flight: Callable[[], None] = _nothing,
+        identity_for: Callable[[str], str] | None = None,
     ) -> None:
-        """`is_draining` tells whether connections have to end with their response."""
+        """`is_draining` tells whether connections have to end with their response. `leave_flight`
+        and `identity_for` are for what goes on for longer than a request: the first has it take no
+        request's place, and a drain not wait for it; the second tells whose an access key is now,
+        and raises `AccessDenied` where it is none any more.
+        """
         self.request = request
         self.settings = settings
         self.storage = storage
@@ -95,6 +111,7 @@ class Exchange:
         self.refused_by = ""  # the quota, where it was one
         self.object_bytes: int | None = None  # of the object that is read or stored
         self.matched: PrefixMatch | None = None  # what a match has found
+        self.rdma_declined = False  # a transfer by RDMA that the request asks for
         self.body_stalled = False  # the request's body stopped arriving, or nearly
         self.response: web.StreamResponse | None = None  # once its head is on the wire
         self._head: RequestHead | None = None
@@ -103,6 +120,8 @@ class Exchange:
         self._query: Mapping[str, str] = {}
         self._continued = False
         self._is_draining = is_draining
+        self.leave_flight = leave_flight
+        self._identity_for = identity_for
 
     # --- the request ---
 
@@ -173,6 +192,13 @@ class Exchange:
         """Who asks."""
         assert self._asked is not None
         return self._asked.identity
+
+    def check_identity(self) -> None:
+        """Raise `AccessDenied` where the access key that signed is not in force any more."""
+        if self._identity_for is not None:
+            now = self._identity_for(self.authenticated.access_key)
+            if now != self.identity:
+                raise AccessDenied("the access key is another user's now")
 
     @property
     def authenticated(self) -> Authenticated:
@@ -305,6 +331,18 @@ class Exchange:
     def stream(self, status: int, more: Mapping[str, str]) -> web.StreamResponse:
         """A response whose body follows."""
         return web.StreamResponse(status=status, headers={**self.base_headers, **more})
+
+    def declined_write(self) -> web.Response:
+        """The answer to a PUT whose bytes were to be read by RDMA: a status of success, no ETag,
+        and the error in the body, as the draft of S3 over RDMA has it. Nothing was stored.
+        """
+        error = Unsupported(
+            "no transfer by RDMA here; send the bytes in the body, without x-amz-rdma-token",
+            code="RDMANotSupported",
+        )
+        response = self.error(error, {rdma_request.REPLY: rdma_request.DECLINED})
+        response.set_status(200)
+        return response
 
     def failed(self, error: ObjectCacheError) -> None:
         """Note for the metrics and the logs that the request was answered with an error."""

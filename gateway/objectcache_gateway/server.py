@@ -8,7 +8,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import cast
 
@@ -44,6 +44,7 @@ from objectcache_gateway.request.addressing import (
     resolve_address,
     split_target,
 )
+from objectcache_gateway.request.rdma_request import asked_rdma, declines_write
 from objectcache_gateway.request.refusals import check_headers, refuse_preflight
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.routes import route
@@ -174,6 +175,19 @@ class HttpServer(web.Server):
         return ClientConnection(self, self._settings)
 
 
+class _Flight:
+    """One request's count among those in flight; it leaves once."""
+
+    def __init__(self, left: Callable[[], None]) -> None:
+        self._left: Callable[[], None] | None = left
+
+    def leave(self) -> None:
+        """Count it no more. Repeating has no effect."""
+        left, self._left = self._left, None
+        if left is not None:
+            left()
+
+
 class Gateway:
     """S3 over HTTP in front of one storage server. Holds no state that outlives a request."""
 
@@ -270,8 +284,15 @@ class Gateway:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Serve one request to its end, errors included. Only a lost client is raised."""
+        flight = _Flight(self._left_flight)
         exchange = Exchange(
-            request, self._settings, self._storage, self._staging, lambda: self._draining
+            request,
+            self._settings,
+            self._storage,
+            self._staging,
+            lambda: self._draining,
+            flight.leave,
+            self._credentials.identity_for,
         )
         status: int | str = "aborted"
         span = self._tracer.begin(exchange)
@@ -283,15 +304,18 @@ class Gateway:
             await self._finish(exchange, response)
             status = response.status
         finally:
-            self._requests_in_flight -= 1
-            if not self._requests_in_flight:
-                self._none_in_flight.set()
+            flight.leave()
             self._account(exchange, status)
             self._tracer.end(span, exchange, status)
         # The request is answered, so what its client still sends takes no other request's place.
         # aiohttp closes the connection where the body's end is not reached.
         await _drain(request)
         return response
+
+    def _left_flight(self) -> None:
+        self._requests_in_flight -= 1
+        if not self._requests_in_flight:
+            self._none_in_flight.set()
 
     def _account(self, exchange: Exchange, status: int | str) -> None:
         """Count and log a request that has ended."""
@@ -308,6 +332,8 @@ class Gateway:
         )
         if exchange.matched is not None:
             self.counts.matched(exchange.identity, *exchange.matched)
+        if exchange.rdma_declined:
+            self.counts.rdma_declines[exchange.operation.value] += 1
         if exchange.refused_by:
             self.counts.quota_refusals[exchange.refused_by] += 1
         log_access(exchange, status, elapsed_s)
@@ -347,7 +373,16 @@ class Gateway:
         check_headers(exchange.head, exchange.operation, acls=self._settings.gateway.acls)
         check_body_headers(exchange.head)
         await check_expected_owner(exchange)
+        if self._declines_rdma(exchange) and declines_write(exchange.operation):
+            return exchange.declined_write()
         return await HANDLERS[exchange.operation](exchange)
+
+    def _declines_rdma(self, exchange: Exchange) -> bool:
+        """Whether the request asks for a transfer by RDMA, which is then noted as declined."""
+        is_signed = bool(exchange.authenticated.access_key)
+        token = asked_rdma(exchange.head, exchange.operation, is_signed=is_signed)
+        exchange.rdma_declined = token is not None
+        return exchange.rdma_declined
 
     def _admit(self, request: web.BaseRequest) -> None:
         """Raise `Busy` where a limit on connections or requests is reached."""

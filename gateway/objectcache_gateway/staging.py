@@ -4,6 +4,8 @@ The payload comes over a storage connection into this process' memory, piece aft
 copied from there into the client's. The storage server lends the target's memory file for it, over
 a second connection whose conversation lasts as long as the lease. That connection is closed only
 when nothing is written any more, because the client may then use its memory for anything.
+
+Memory that a fabric reaches has no file; see `staging_over_fabric`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 
 from objectcache_gateway.exchange import Exchange
+from objectcache_gateway.staging_over_fabric import FabricTarget
 from objectcache_gateway.storage_connection import StorageConnection
 from objectcache_schemas.descriptor import Descriptor, MemoryTarget
 from objectcache_schemas.errors import (
@@ -25,6 +28,8 @@ from objectcache_schemas.errors import (
     WireError,
 )
 from objectcache_schemas.messages import DeliveryEnded, Done, EndLease, LeaseTarget, TargetLeased
+
+SHARED_MEMORY = "shared_memory"  # the transport of targets that are memory files
 
 
 class LeasedMemory:
@@ -125,8 +130,9 @@ def _copy_error(copying: asyncio.Future[None]) -> WireError | None:
 @asynccontextmanager
 async def leased_target(
     exchange: Exchange, descriptor: Descriptor, payload_bytes: int
-) -> AsyncGenerator[StagedTarget]:
-    """Lease and map the descriptor's target for a payload, until the end of the block.
+) -> AsyncGenerator[StagedTarget | FabricTarget]:
+    """Lease the descriptor's target for a payload, and map it where it has a memory file, until the
+    end of the block.
 
     Raises what the storage server refuses the lease with, `Unsupported` where it lends no memory
     file.
@@ -137,6 +143,10 @@ async def leased_target(
     assert target is not None  # the storage server has accepted the path
     async with exchange.storage.conversation() as leasing:
         request = _lease_request(exchange.identity, descriptor, target, payload_bytes)
+        if target.transport != SHARED_MEMORY:
+            await leasing.begin(request, TargetLeased, timeout_s=exchange.admission_timeout_s)
+            yield FabricTarget(leasing.connection, payload_bytes, descriptor.first_layer, timeout_s)
+            return
         _, file_descriptor = await leasing.begin_with_descriptor(request, TargetLeased)
         memory = _map(file_descriptor, target.offset_bytes, payload_bytes)
         try:

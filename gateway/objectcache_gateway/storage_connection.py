@@ -47,6 +47,7 @@ from objectcache_schemas.messages import (
     TargetLeased,
     Welcome,
 )
+from objectcache_schemas.target_messages import SessionJoined
 
 R = TypeVar("R", bound=Message)
 Piece = bytes | bytearray | memoryview
@@ -60,7 +61,7 @@ RECONNECT_PAUSE_S = 0.05
 _REPLY: msgspec.msgpack.Decoder[StorageReply] = msgspec.msgpack.Decoder(StorageReply)
 # After these, and after an object without its body, the conversation goes on; after any other reply
 # the connection takes the next request.
-_CONVERSATION_GOES_ON = (DeliveryAccepted, SendData, TargetLeased)
+_CONVERSATION_GOES_ON = (DeliveryAccepted, SendData, SessionJoined, TargetLeased)
 
 logger = logging.getLogger("objectcache.gateway.storage_connection")
 
@@ -208,6 +209,18 @@ class StorageConnection:
     async def end_data(self) -> None:
         """Say that the data of a put is complete."""
         await self._send_frame([])
+
+    async def send_frame(self, body: bytes) -> None:
+        """Pass on a message as it came."""
+        await self._send_frame([body])
+
+    async def receive_frame(self) -> bytes:
+        """A message as it comes, however long that takes."""
+        header = await self._take(LENGTH.size, unheard=False)
+        try:
+            return await self._take(frame_length(header, MESSAGE_BYTES_MAX), unheard=False)
+        except FrameError as error:
+            raise ObjectCacheError(f"the storage server sent no message: {error}") from error
 
     async def _send_frame(self, pieces: list[Piece]) -> None:
         length_bytes = sum(map(len, pieces))

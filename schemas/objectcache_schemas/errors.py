@@ -185,6 +185,7 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("BadDigest", InvalidRequest, 400, _C, _NEVER, "the body does not match the checksum that was sent with it"),
     ("XAmzContentSHA256Mismatch", InvalidRequest, 400, _C, _NEVER, "the body does not match x-amz-content-sha256"),
     ("InvalidPart", InvalidRequest, 400, _C, _NEVER, "a listed part is not stored, or its ETag differs"),
+    ("InvalidRDMAToken", InvalidRequest, 400, _C, _NEVER, "x-amz-rdma-token is not a descriptor of cuObject or hipObject, or names no memory"),
     ("InvalidTag", InvalidRequest, 400, _C, _NEVER, "a tag is over a limit, named twice, or holds a character that S3 does not allow"),
     ("InvalidPartOrder", InvalidRequest, 400, _C, _NEVER, "the parts are not in ascending order"),
     ("EntityTooSmall", InvalidRequest, 400, _C, _NEVER, "a part other than the last is below 5 MiB"),
@@ -243,6 +244,7 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("QuotaExceeded", StorageFull, 403, _C, _NEVER, "the quota of the bucket or of its owner leaves no room; delete objects or raise it"),
     ("DamagedData", DamagedData, 500, _S, _ELSEWHERE, "stored bytes failed their checksum; the object now reads as missing"),
     ("DeliveryFailed", DeliveryFailed, 500, _S, _ELSEWHERE, "the delivery ended before its last layer"),
+    ("RDMANotSupported", Unsupported, 501, _N, _NEVER, "no transfer by the RDMA that the request asks for; send the bytes in its body. A PUT with x-amz-rdma-token gets this with status 200 and x-amz-rdma-reply: 501, and nothing is stored"),
     ("NotImplemented", Unsupported, 501, _C, _NEVER, "the operation or a header of it is not implemented"),
     ("InternalError", ObjectCacheError, 500, _S, _SAME, "a defect; the log line with the same request id says more"),
 )

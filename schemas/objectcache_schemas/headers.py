@@ -22,4 +22,7 @@ KV_PUT = "kv-put"
 KV_LAYOUT = "kv-layout"
 KV_SESSION = "kv-session"
 
+# Of the WebSocket that a session is joined over
+SESSION_PROTOCOL = "objectcache-session-1"
+
 MSGPACK = "application/msgpack"

@@ -14,7 +14,9 @@ Conversations, gateway (G) to storage server (S):
                without a target: G SendBody   S body
                with a target:                 S DeliveryEnded, when it has ended
     lease    G LeaseTarget                    S TargetLeased, with one memory file
+             over a fabric                    S TargetLeased, then G data frames, an empty one
              G EndLease                       S Done
+    session  G JoinForClient                  S SessionJoined, then as in target_messages
     write    G PutObject | PutPart | KvPut    S SendData
              G data frames, an empty one, then CommitPut (S Stored | KvStored) | AbortPut (S Done)
              G PutObject with its data        S Stored
@@ -72,6 +74,7 @@ from objectcache_schemas.records import (
     UploadInfo,
 )
 from objectcache_schemas.schedule import GetSchedule, ScheduleState, SetSchedule
+from objectcache_schemas.target_messages import SessionJoined
 from objectcache_schemas.traces import GetTraces, Traces
 
 # --- opening a connection ------------------------------------------------------------------------
@@ -605,7 +608,11 @@ class LeaseTarget(Message, frozen=True):
 
 
 class TargetLeased(Message, frozen=True):
-    """Reply to `LeaseTarget`; the target's memory file is beside it."""
+    """Reply to `LeaseTarget`; the target's memory file is beside it.
+
+    Memory that a fabric reaches has none: there the gateway sends the payload in data frames, an
+    empty one at the end, before `EndLease`.
+    """
 
 
 class EndLease(Message, frozen=True):
@@ -668,6 +675,16 @@ class CreateSession(Message, frozen=True):
     identity: str
 
 
+class JoinForClient(Message, frozen=True):
+    """Begin a session for a client behind the gateway. Reply: `SessionJoined` (target_messages).
+
+    From then on the connection is that session's, until either side closes it: the gateway passes
+    the client's messages on, and the storage server's back.
+    """
+
+    identity: str
+
+
 class SessionTicket(Message, frozen=True):
     """A ticket, good once and for a short time, and where to present it."""
 
@@ -702,6 +719,7 @@ GatewayRequest = (
     | LeaseTarget
     | KvPut
     | CreateSession
+    | JoinForClient
     | GetEngineStatus
     | CheckEngine
     | SetPolicy
@@ -746,6 +764,7 @@ StorageReply = (
     | TargetLeased
     | KvStored
     | SessionTicket
+    | SessionJoined
     | EngineState
     | CheckProgress
     | CheckEnded

@@ -117,6 +117,14 @@ class GatewaySettings(_Settings, frozen=True):
         Positive, _doc("size at which the audit log is renamed and begun again")
     ] = 256 * MIB
     audit_log_files_max: Annotated[Positive, _doc("renamed audit logs that are kept")] = 8
+    exact_ranges: Annotated[
+        str,
+        msgspec.Meta(pattern=r"^(none|aws-sdk-cpp|all)\Z"),
+        _doc(
+            "whose ranges that end past an object are refused instead of cut to it: clients on "
+            "AWS's SDK for C++ (NIXL's OBJ plugin takes what is cut for whole), nobody's, or all"
+        ),
+    ] = "aws-sdk-cpp"
     virtual_host_domains: Annotated[
         tuple[str, ...], _doc("host suffixes below which the first label names a bucket")
     ] = ("localhost",)
@@ -130,6 +138,14 @@ class GatewaySettings(_Settings, frozen=True):
     storage_timeout_s: Annotated[
         Seconds, _doc("longest silence of the storage server before a request fails")
     ] = 60.0
+    session_heartbeat_s: Annotated[
+        Seconds,
+        _doc(
+            "time between pings to a client whose memory is registered through the gateway; one "
+            "that does not answer within half of it is given up, and one whose access key is not "
+            "in force any more"
+        ),
+    ] = 5.0
     keepalive_timeout_s: Annotated[Seconds, _doc("idle time of a client connection")] = 90.0
     body_stall_timeout_s: Annotated[
         Seconds, _doc("longest time a client may neither send nor take a byte of a body")
@@ -286,7 +302,40 @@ class StorageSettings(_Settings, frozen=True):
     targets_bytes_max: Annotated[
         Positive, _doc("registered memory of one session on the target socket")
     ] = 64 * GIB
-    sessions_max: Annotated[Positive, _doc("sessions on the target socket")] = 256
+    sessions_max: Annotated[
+        Positive, _doc("sessions: clients whose memory is registered, on this host or another")
+    ] = 256
+    nixl: Annotated[
+        str,
+        msgspec.Meta(pattern=r"^(auto|trusting|off)\Z"),
+        _doc(
+            "auto delivers over NIXL to the root user where the package nixl-cu12 is installed; "
+            "trusting to every user, because the library trusts a client with this process' memory"
+        ),
+    ] = "auto"
+    nixl_devices: Annotated[
+        str,
+        _doc(
+            "network device that NIXL may use, as UCX names it (mlx5_0:1, eth0); the loopback by "
+            "default, empty is all, or those of UCX_NET_DEVICES in the environment"
+        ),
+    ] = "lo"
+    nixl_ucx: Annotated[
+        str,
+        msgspec.Meta(pattern=r"^([A-Z0-9_]+=[^=,]+(,[A-Z0-9_]+=[^=,]+)*)?\Z"),
+        _doc("more settings of UCX for NIXL, NAME=VALUE,..., such as TLS=rc"),
+    ] = ""
+    verbs_device: Annotated[
+        str, _doc("RDMA device for deliveries over verbs (mlx5_0, rxe0); none by default")
+    ] = ""
+    fabric_staging_bytes: Annotated[
+        int,
+        msgspec.Meta(ge=1 * MIB),
+        _doc("registered memory from which deliveries are written over a fabric, for all of them"),
+    ] = 64 * MIB
+    fabric_timeout_s: Annotated[
+        Seconds, _doc("longest time one write over a fabric may take; then its client is given up")
+    ] = 10.0
     target_socket_mode: Annotated[
         str,
         msgspec.Meta(pattern=r"^[0-7]{3}\Z"),

@@ -1,12 +1,18 @@
-"""Messages between a client (C) and the storage server's target socket (S).
+"""Messages of a session, between a client (C) and the storage server (S).
 
     C JoinSession                             S SessionJoined | WireError (then S closes)
     C RegisterTarget, with one memory file    S TargetRegistered | WireError
+    C OpenFabric                              S FabricOpened | WireError
+    C RegisterRemoteTarget                    S TargetRegistered | WireError
     C ReleaseTarget                           S TargetReleased, once nothing writes to it any more
     C LayersConsumed, at any time             nothing
+    C ReturnCredits, at any time              nothing
                                               S LayersReady, DeliveryFailure: unasked, at any time
 
-When the connection ends, its targets end with it.
+On the target socket, for clients on the same host, a session begins with `JoinSession`, and targets
+are memory files. Through a gateway, for clients anywhere, it is joined from the start, and targets
+are memory that a fabric reaches; there `LayersReady` comes over the fabric itself. When the
+connection ends, its targets end with it.
 """
 
 from __future__ import annotations
@@ -38,6 +44,55 @@ class TargetRegistered(Message, frozen=True):
     """Reply to `RegisterTarget`."""
 
     target_id: bytes
+
+
+class OpenFabric(Message, frozen=True):
+    """Have the server reach this client over a fabric; once a session.
+
+    `endpoint` is what the server has to know for that: nothing for nixl, a `VerbsAddress` for
+    verbs.
+    """
+
+    transport: str
+    endpoint: bytes = b""
+
+
+class FabricOpened(Message, frozen=True):
+    """Reply to `OpenFabric`: a `NixlNames` for nixl, the server's `VerbsAddress` for verbs."""
+
+    endpoint: bytes
+
+
+class NixlNames(Message, frozen=True):
+    """The names of both agents. The server gives them out, because a name that two clients choose
+    would cost one of them its memory.
+    """
+
+    client: str
+    server: str
+
+
+class RegisterRemoteTarget(Message, frozen=True):
+    """Register memory that the session's fabric reaches.
+
+    `key` is the memory's rkey (verbs); `metadata` the client agent's, which covers the memory
+    (nixl). `device_id` is the GPU's where `memory` is VRAM.
+    """
+
+    length_bytes: int
+    address: int
+    key: int = 0
+    device_id: int = 0
+    memory: str = "DRAM"
+    metadata: bytes = b""
+
+
+class ReturnCredits(Message, frozen=True):
+    """The client has taken this many announcements since the session began, and can take as many
+    more (verbs); unanswered. A later message makes up for one that was lost.
+    """
+
+    count: int
 
 
 class ReleaseTarget(Message, frozen=True):
@@ -80,9 +135,23 @@ class DeliveryFailure(Message, frozen=True):
     error: WireError
 
 
-TargetRequest = JoinSession | RegisterTarget | ReleaseTarget | LayersConsumed
+TargetRequest = (
+    JoinSession
+    | RegisterTarget
+    | OpenFabric
+    | RegisterRemoteTarget
+    | ReleaseTarget
+    | LayersConsumed
+    | ReturnCredits
+)
 
 
 TargetEvent = (
-    WireError | SessionJoined | TargetRegistered | TargetReleased | LayersReady | DeliveryFailure
+    WireError
+    | SessionJoined
+    | FabricOpened
+    | TargetRegistered
+    | TargetReleased
+    | LayersReady
+    | DeliveryFailure
 )

@@ -25,9 +25,11 @@ from objectcache_storage_server.accounts.quota_book import QuotaBook
 from objectcache_storage_server.accounts.request_tokens import RequestTokens
 from objectcache_storage_server.accounts.stored_ledger import StoredLedger
 from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.connections.sessions import SessionServer
 from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.entrance import Entrance, drained
+from objectcache_storage_server.fabrics import Fabrics
 from objectcache_storage_server.lifecycle import LifecycleCounts, LifecycleSweeper
 from objectcache_storage_server.memory_line import MemoryGrants
 from objectcache_storage_server.metrics.engine_times import time_engine
@@ -76,12 +78,22 @@ class Service:
         self.metrics_page = MetricsPage(lambda: storage_families(self))
         self.pool = BufferPool(storage.fragment_bytes, storage.server_in_flight_bytes_max)
         self.registry = TargetRegistry(storage.targets_bytes_max)
+        self.fabrics = Fabrics(storage)
         self.tickets = TicketBook()
+        self.sessions = SessionServer(
+            self.registry, self.fabrics, self.tickets, storage.sessions_max
+        )
         self.reader_threads = storage.reader_threads or min(READER_THREADS_MAX, os.cpu_count() or 1)
         self.schedule_book = ScheduleBook(settings)
         self.entrance = Entrance(settings, self.schedule_book.configuration.tenants)
         self.memory = MemoryGrants(
             self.pool,
+            settings.scheduler.queue_max,
+            settings.scheduler.queue_timeout_s,
+            self.entrance.closed,
+        )
+        self.staging_grants = MemoryGrants(
+            self.fabrics.staging,
             settings.scheduler.queue_max,
             settings.scheduler.queue_timeout_s,
             self.entrance.closed,
@@ -243,6 +255,7 @@ class Service:
             self._sweeper.close()
         self.entrance.close()
         self.dispatcher.close()
+        self.fabrics.close()
         self._executor.shutdown()
         self.engine.close()
 

@@ -1,7 +1,8 @@
 """Registered client memory: who owns it, who writes to it, and when it may be let go.
 
-A target belongs to the identity whose session registered it and dies with that session. Deliveries
-hold a `Lease` while they write; released memory is unmapped when the last lease ends.
+It is a memory file that this process has mapped, or memory that a fabric reaches. A target belongs
+to the identity whose session registered it and dies with that session. Deliveries hold a `Lease`
+while they write; released memory is unmapped when the last lease ends.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import secrets
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
 
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, MemoryTarget
-from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError
+from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unsupported
+from objectcache_storage_server.transports.fabric import FabricPeer, RemoteMemory
 
 TARGETS_PER_SESSION_MAX = 256
 # linux/fcntl.h; Python names F_GET_SEALS but not on every platform it is typed for
@@ -24,36 +29,98 @@ _F_SEAL_SHRINK = 0x0002
 _STAT_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
 
 
-class Target:
-    """One registered memory file, mapped writable.
+class MappedTargetMemory:
+    """A memory file, mapped writable. `descriptor` is its own, open while it is mapped."""
 
-    `descriptor` is its own, open while it is mapped.
-    """
+    transport = "shared_memory"
+
+    def __init__(self, mapping: mmap.mmap, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.length_bytes = len(mapping)
+        self.view = memoryview(mapping)
+
+    def close(self) -> None:
+        """Unmap: the mapping goes with its last reference."""
+        self.view.release()
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTargetMemory:
+    """Memory that a fabric reaches. `post` sends an event to the session that registered it."""
+
+    transport: str
+    remote: RemoteMemory
+    peer: FabricPeer
+    post: Callable[[msgspec.Struct], None]
+
+    @property
+    def length_bytes(self) -> int:
+        """Bytes of it."""
+        return self.remote.length_bytes
+
+    def close(self) -> None:
+        """Nothing to let go: the peer's end takes care of it."""
+
+
+class Target:
+    """One registered memory; `is_open` until it is let go."""
 
     def __init__(
-        self, target_id: bytes, owner: TargetOwner, memory: mmap.mmap, descriptor: int
+        self,
+        target_id: bytes,
+        owner: TargetOwner,
+        memory: MappedTargetMemory | RemoteTargetMemory,
     ) -> None:
         self.target_id = target_id
         self.owner = owner
-        self.descriptor = descriptor
-        self.length_bytes = len(memory)
-        self.view: memoryview | None = memoryview(memory)
+        self.memory = memory
+        self.length_bytes = memory.length_bytes
+        self.is_open = True
         self.leases: set[Lease] = set()
         self.released = False
         self.on_unmapped: Callable[[], None] | None = None
+
+    @property
+    def mapped(self) -> MappedTargetMemory:
+        """Its memory file. Raises `Unsupported` where a fabric alone reaches it."""
+        if not isinstance(self.memory, MappedTargetMemory):
+            raise Unsupported(
+                f"a target of transport {self.memory.transport!r} has no memory file; use the "
+                "paths direct, batch or agg"
+            )
+        return self.memory
 
     def __repr__(self) -> str:
         return f"<Target {self.length_bytes} bytes, {len(self.leases)} deliveries>"
 
 
 class Lease:
-    """A delivery's right to write to a part of a target."""
+    """A delivery's right to write to a part of a target: `length_bytes` from `offset_bytes` on."""
 
-    def __init__(self, registry: TargetRegistry, target: Target, view: memoryview) -> None:
+    def __init__(
+        self, registry: TargetRegistry, target: Target, offset_bytes: int, length_bytes: int
+    ) -> None:
         self._registry = registry
         self.target = target
-        self.view = view
+        self.offset_bytes = offset_bytes
+        self.length_bytes = length_bytes
+        memory = target.memory
+        self._view: memoryview | None = None
+        if isinstance(memory, MappedTargetMemory):
+            self._view = memory.view[offset_bytes : offset_bytes + length_bytes]
         self.cancel: Callable[[ObjectCacheError], None] | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """The part of a memory file."""
+        assert self._view is not None, "a fabric alone reaches this target"
+        return self._view
+
+    def let_go(self) -> None:
+        """The registry's: the part is not used any more."""
+        if self._view is not None:
+            self._view.release()
 
     def on_release(self, cancel: Callable[[ObjectCacheError], None]) -> None:
         """Have `cancel` called when the target is released, at once if it has been."""
@@ -94,6 +161,26 @@ class TargetRegistry:
         against shrinking (a shrunk file would kill the server that writes to it), or is over the
         session's budget.
         """
+        self.check_budget(owner, length_bytes)
+        _check_memory_file(descriptor, length_bytes)
+        try:
+            memory = mmap.mmap(descriptor, length_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            own_descriptor = os.dup(descriptor)
+        except OSError as error:
+            raise InvalidRequest(
+                f"the memory file cannot be mapped writable: {error.strerror}"
+            ) from error
+        return self._add(owner, MappedTargetMemory(memory, own_descriptor))
+
+    def register_remote(self, owner: TargetOwner, memory: RemoteTargetMemory) -> Target:
+        """Take memory that its peer has admitted. Raises `InvalidRequest` over the session's
+        budget.
+        """
+        self.check_budget(owner, memory.length_bytes)
+        return self._add(owner, memory)
+
+    def check_budget(self, owner: TargetOwner, length_bytes: int) -> None:
+        """Raise `InvalidRequest` where a session may not register as much more."""
         if len(owner.targets) >= TARGETS_PER_SESSION_MAX:
             raise InvalidRequest(f"a session may register {TARGETS_PER_SESSION_MAX} targets")
         if length_bytes <= 0:
@@ -104,29 +191,30 @@ class TargetRegistry:
                 f"length_bytes: the session's targets would hold {total_bytes} bytes, "
                 f"storage.targets_bytes_max is {self._bytes_per_owner_max}"
             )
-        _check_memory_file(descriptor, length_bytes)
-        try:
-            memory = mmap.mmap(descriptor, length_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            own_descriptor = os.dup(descriptor)
-        except OSError as error:
-            raise InvalidRequest(
-                f"the memory file cannot be mapped writable: {error.strerror}"
-            ) from error
-        target = Target(secrets.token_bytes(TARGET_ID_BYTES), owner, memory, own_descriptor)
+
+    def _add(self, owner: TargetOwner, memory: MappedTargetMemory | RemoteTargetMemory) -> Target:
+        target = Target(secrets.token_bytes(TARGET_ID_BYTES), owner, memory)
         with self._lock:
             self._targets[target.target_id] = target
             owner.targets[target.target_id] = target
-            owner.registered_bytes += length_bytes
+            owner.registered_bytes += memory.length_bytes
         return target
 
     def lease(self, identity: str, asked: MemoryTarget, payload_bytes: int) -> Lease:
         """The right to write a payload. Raises `NotFound` (NoSuchTarget) unless this identity
-        registered the target, `InvalidRequest` where the payload would leave its bounds.
+        registered the target, `InvalidRequest` where the payload would leave its bounds or the
+        target is of another transport.
         """
         with self._lock:
             target = self._targets.get(asked.target_id)
-            if target is None or target.view is None or target.owner.identity != identity:
+            if target is None or not target.is_open or target.owner.identity != identity:
                 raise NotFound("rdma_target.target_id is not registered", code="NoSuchTarget")
+            if asked.transport != target.memory.transport:
+                raise InvalidRequest(
+                    f"rdma_target.transport is {asked.transport!r}, the target was registered for "
+                    f"{target.memory.transport!r}",
+                    code="InvalidDescriptor",
+                )
             if asked.offset_bytes + asked.length_bytes > target.length_bytes:
                 raise InvalidRequest(
                     f"rdma_target: offset_bytes + length_bytes is "
@@ -140,8 +228,7 @@ class TargetRegistry:
                     f"the payload has {payload_bytes} bytes",
                     code="InvalidDescriptor",
                 )
-            view = target.view[asked.offset_bytes : asked.offset_bytes + payload_bytes]
-            lease = Lease(self, target, view)
+            lease = Lease(self, target, asked.offset_bytes, payload_bytes)
             target.leases.add(lease)
             return lease
 
@@ -156,7 +243,7 @@ class TargetRegistry:
     def end_lease(self, lease: Lease) -> None:
         """See `Lease.end`."""
         with self._lock:
-            lease.view.release()
+            lease.let_go()
             lease.target.leases.discard(lease)
             lease.cancel = None
         self._unmap_if_idle(lease.target)
@@ -179,11 +266,10 @@ class TargetRegistry:
 
     def _unmap_if_idle(self, target: Target) -> None:
         with self._lock:
-            if not target.released or target.leases or target.view is None:
+            if not target.released or target.leases or not target.is_open:
                 return
-            target.view.release()
-            target.view = None  # the mapping goes with its last reference
-            os.close(target.descriptor)
+            target.is_open = False
+            target.memory.close()
             done = target.on_unmapped
         if done is not None:
             done()

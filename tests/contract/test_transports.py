@@ -7,6 +7,7 @@ in place before their layer is announced, does not.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import mmap
 import os
 import socket
@@ -17,6 +18,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from objectcache.memory.fabric_session import DeviceMemory
+from objectcache.memory.nixl_endpoint import NixlEndpoint
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
 from objectcache_schemas.records import BucketInfo
@@ -28,12 +31,20 @@ from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.plan import ChunkPlan, plan_chunks
-from objectcache_storage_server.targets import TargetOwner, TargetRegistry
+from objectcache_storage_server.targets import (
+    Lease,
+    RemoteTargetMemory,
+    TargetOwner,
+    TargetRegistry,
+)
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport
+from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
 from objectcache_storage_server.transports.memory import MemoryTransport
+from objectcache_storage_server.transports.nixl import NixlFabric
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
+from objectcache_storage_server.transports.staged import StagedTransport
 from tests.schedules import a_recorder, a_scheduler, demand_of
 from tests.storage_client import sealed_memory_file
 
@@ -198,7 +209,90 @@ class SharedMemoryHarness(Harness):
         return not self._target.leases
 
 
-HARNESSES = [MemoryHarness, BodyHarness, SharedMemoryHarness]
+class NixlHarness(Harness):
+    """The client is in this process: UCX copies between its memory and itself."""
+
+    def __init__(self, wake: Callable[[], None], ended: asyncio.Event) -> None:
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._heard = asyncio.Event()
+        self._seen = 0
+        self.layerwise = True
+        self.wrong_layers: list[int] = []
+        self.failures: list[msgspec.Struct] = []
+        self._staging = StagingMemory(FRAGMENT, 2 * FRAGMENT)
+        self._fabric = NixlFabric(self._staging, "lo", "", TIMEOUT_S)
+        self._peer, answer = self._fabric.open(b"")
+        self._endpoint = NixlEndpoint("lo", "")
+        self._endpoint.connect(answer, self._hear, lambda message: None)
+        self._endpoint.listen(1)
+        self._memory = np.zeros(PAYLOAD + 100, np.uint8)
+        lease = self._lease()
+        self.transport: StagedTransport = StagedTransport(
+            lease, 77, self._staging, self._staging.grant(2 * FRAGMENT), wake, self._broken, 0
+        )
+
+    def _lease(self) -> Lease:
+        memory = DeviceMemory(self._memory.ctypes.data, self._memory.nbytes, self._memory)
+        message, _ = self._endpoint.register(memory)
+        remote = RemoteMemory(message.address, message.length_bytes)
+        self._peer.admit(remote, message.metadata)
+        registry = TargetRegistry(1 << 30)
+        target_memory = RemoteTargetMemory("nixl", remote, self._peer, self.failures.append)
+        self._target = registry.register_remote(TargetOwner("alice"), target_memory)
+        asked = MemoryTarget(
+            transport="nixl",
+            target_id=self._target.target_id,
+            offset_bytes=100,
+            length_bytes=PAYLOAD,
+            tag=77,
+        )
+        return registry.lease("alice", asked, PAYLOAD)
+
+    def _hear(self, event: LayersReady) -> None:
+        """On the endpoint's thread. What is announced is in place at that moment, not later."""
+        for layer in range(self._seen, event.end_layer if self.layerwise else 0):
+            start = 100 + layer * CHUNKS * SLICE
+            if self._memory[start : start + CHUNKS * SLICE].tobytes() != DATA[:, layer].tobytes():
+                self.wrong_layers.append(layer)
+        self._seen = event.end_layer
+        if event.end_layer == LAYERS:
+            self._loop.call_soon_threadsafe(self._heard.set)
+
+    @staticmethod
+    def _broken(error: ObjectCacheError) -> None:
+        raise AssertionError(f"a write failed: {error}")
+
+    async def payload(self, mode: DeliveryMode) -> bytes:
+        await self._ended.wait()
+        await self._heard.wait()
+        assert self.wrong_layers == []
+        return self._memory[100:].tobytes()
+
+    async def failure(self) -> tuple[int, ObjectCacheError]:
+        await self._ended.wait()
+        (event,) = self.failures
+        assert isinstance(event, DeliveryFailure)
+        assert event.tag == 77
+        return event.failed_layer, ObjectCacheError.from_wire(event.error)
+
+    def released(self) -> bool:
+        return not self._target.leases and self._staging.promised_bytes == 0
+
+    def close(self) -> None:
+        self._fabric.close()
+        self._endpoint.close()
+
+
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu12") is None, reason="nixl-cu12 is not installed"
+)
+HARNESSES = [
+    MemoryHarness,
+    BodyHarness,
+    SharedMemoryHarness,
+    pytest.param(NixlHarness, marks=needs_nixl),
+]
 
 
 class Run:
@@ -226,6 +320,9 @@ class Run:
 
     def _on_end(self, delivery: Delivery) -> None:
         self._dispatcher.remove(delivery)
+        self.harness.transport.when_quiet(self._quiet)
+
+    def _quiet(self) -> None:
         self._loop.call_soon_threadsafe(self.ended.set)
 
 
@@ -238,6 +335,8 @@ def test_the_payload_arrives_whole_and_the_memory_is_let_go(
         one = Run(engine, dispatcher, kind, mode)
         if isinstance(one.harness, SharedMemoryHarness):
             one.harness._layerwise = mode is DeliveryMode.LAYERWISE
+        if isinstance(one.harness, NixlHarness):
+            one.harness.layerwise = mode is DeliveryMode.LAYERWISE
         one.start()
         payload = await asyncio.wait_for(one.harness.payload(mode), TIMEOUT_S)
         expected = DATA.transpose(1, 0, 2) if mode is DeliveryMode.LAYERWISE else DATA

@@ -19,7 +19,7 @@ import boto3
 import psutil
 from botocore.config import Config
 
-from objectcache.cli.credentials import read_credentials
+from objectcache.channel.credentials_file import read_credentials
 
 BOUND_S = 60.0  # for whatever a test waits for; generous, because machines may be busy
 MODULES = ("objectcache_gateway", "objectcache_gateway.admin", "objectcache_storage_server")

@@ -406,7 +406,7 @@ def test_a_released_target_is_let_go_only_when_the_gateway_has_stopped(
         ({"identity": "mallory"}, NotFound, "not registered"),
         ({"target_id": bytes(16)}, NotFound, "not registered"),
         ({"target_id": b"short"}, InvalidRequest, "16 bytes"),
-        ({"transport": "rdma"}, Unsupported, "direct"),
+        ({"transport": "rdma"}, Unsupported, "there are shared_memory, nixl, verbs"),
         ({"payload_bytes": CHUNK_BYTES + 1}, InvalidRequest, "length_bytes"),
         ({"offset_bytes": -1}, InvalidRequest, "offset_bytes"),
         ({"offset_bytes": 1 << 62}, InvalidRequest, "offset_bytes"),

@@ -21,9 +21,11 @@ from objectcache.deliveries.feedback import tell_session
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.kv_bucket import KvBucket
 from objectcache.memory.target_session import TargetSession, own_host_id
+from objectcache_schemas.settings import StorageSettings
 from objectcache_schemas.target_messages import LayersConsumed
 from objectcache_storage_server.connections.sessions import Session, SessionServer
 from objectcache_storage_server.connections.sockets import StreamSocket
+from objectcache_storage_server.fabrics import Fabrics
 from objectcache_storage_server.targets import TargetRegistry
 from objectcache_storage_server.tickets import TicketBook
 from tests.servers import RunningServer
@@ -104,7 +106,9 @@ class ServedSessions:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tickets = TicketBook()
-        self.server = SessionServer(TargetRegistry(1 << 20), self.tickets, sessions_max=4)
+        self.server = SessionServer(
+            TargetRegistry(1 << 20), Fabrics(StorageSettings()), self.tickets, sessions_max=4
+        )
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listening.bind(str(path))
         self.listening.listen()

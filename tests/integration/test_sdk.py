@@ -191,6 +191,17 @@ def test_an_abandoned_put_leaves_nothing(client: Client) -> None:
     assert bucket.put(keys, chunks).stored == 3
 
 
+def test_a_deleted_chunk_ends_the_prefix_and_may_be_put_again(client: Client) -> None:
+    bucket = new_bucket(client)
+    keys, chunks = stored_prefix(bucket, 4)
+    for _ in range(2):
+        bucket.delete(keys[2])
+        assert bucket.match(keys) == 2
+    assert bucket.put(keys[2:3], chunks[2:3] ^ 1).stored == 1
+    with pytest.raises(InvalidRequest, match="must be a string"):
+        bucket.delete(keys[:1])  # type: ignore[arg-type]
+
+
 def test_the_same_bytes_exist_and_other_bytes_conflict(client: Client) -> None:
     bucket = new_bucket(client)
     keys, chunks = stored_prefix(bucket, 4)
@@ -258,6 +269,8 @@ async def test_the_asynchronous_client_mirrors_it(server: RunningServer, transpo
         await asyncio.gather(*(consume(count) for count in range(1, 11)))
         with pytest.raises(NotFound):
             await bucket.fetch(["0" * 64])
+        await bucket.delete(chunk_keys[4])
+        assert await bucket.match(chunk_keys) == 4
 
 
 def test_a_boto3_client_has_the_extension(server: RunningServer) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from objectcache.channel.credentials_file import read_credentials
 from objectcache.cli import processes
 from objectcache.cli.app import app
-from objectcache.cli.credentials import find_access, read_credentials
+from objectcache.cli.credentials import find_access
 from objectcache.cli.settings_table import settings_document
 from objectcache_schemas.errors import InvalidRequest
 

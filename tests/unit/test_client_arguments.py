@@ -70,8 +70,8 @@ def test_a_wrong_argument_of_a_fetch_is_named(arguments: dict[str, Any], words: 
 
 
 @pytest.mark.parametrize("path", ["direct", "buffer"])
-def test_a_path_into_a_target_needs_shared_memory(path: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"path {path} writes into shared memory"):
+def test_a_path_into_a_target_needs_registered_memory(path: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"path {path} writes into registered memory"):
         bucket().fetch(KEYS[:1], path=path, transport="body")
     with pytest.raises(InvalidRequest, match="PlainTarget cannot be filled through shared memory"):
         bucket().fetch(KEYS[:1], path=path, target=PlainTarget(bytearray(600)))

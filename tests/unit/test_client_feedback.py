@@ -22,7 +22,8 @@ from objectcache.async_client import AsyncKvBucket, BlockingCalls
 from objectcache.channel.request_labels import current_traceparent
 from objectcache.kv_bucket import KvBucket
 from objectcache.memory.memory_file import MemoryFile
-from objectcache.memory.target_session import FrameParser, TargetSession
+from objectcache.memory.session_wire import FrameParser, SocketWire
+from objectcache.memory.target_session import TargetSession
 from objectcache_schemas.frames import encode_frame
 from objectcache_schemas.target_messages import (
     LayersConsumed,
@@ -185,7 +186,7 @@ class Unread:
     def __init__(self) -> None:
         mine, self.server = socket.socketpair()
         self.server.settimeout(DEADLINE_S)
-        self.session = TargetSession(mine, DEADLINE_S)
+        self.session = TargetSession(SocketWire(mine, DEADLINE_S), DEADLINE_S)
         self._parser = FrameParser(MIB)
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(TargetRequest)
 

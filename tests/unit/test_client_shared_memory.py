@@ -22,8 +22,8 @@ from objectcache import (
 from objectcache.kv_bucket import KvBucket
 from objectcache.memory.landing import Landing
 from objectcache.memory.memory_file import FILE_BYTES_MIN, MemoryFile, file_bytes_for
+from objectcache.memory.session_wire import FrameParser
 from objectcache.memory.target_pool import REGIONS_MAX, TargetPool
-from objectcache.memory.target_session import FrameParser
 from objectcache_schemas.errors import Busy, WireError
 from objectcache_schemas.frames import FrameError
 from objectcache_schemas.limits import MIB

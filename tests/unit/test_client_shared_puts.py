@@ -22,7 +22,7 @@ from objectcache import (
     Unavailable,
 )
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.shared_targets import SharedTargets
+from objectcache.memory.held_targets import HeldTargets
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.frames import LENGTH
@@ -288,7 +288,7 @@ def test_a_view_of_chunks_ends_within_the_target(server: PutServer) -> None:
 def test_only_memory_that_lies_in_a_target_whole_is_found(server: PutServer) -> None:
     with server.client() as client:
         target = client.shared_memory_target(1000)
-        targets = SharedTargets()
+        targets = HeldTargets()
         targets.add(target)
         begin = target.array.ctypes.data
         assert targets.holding(begin, 1000) == (target, 0)

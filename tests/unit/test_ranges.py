@@ -92,6 +92,35 @@ def test_any_header_gives_a_range_inside_the_object_or_none(text: str, size_byte
         assert 0 <= offset < offset + length <= size_bytes
 
 
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("bytes=0-99", (0, 100)),
+        ("bytes=99-99", (99, 1)),
+        ("bytes=50-", (50, 50)),
+        ("bytes=-500", (0, 100)),
+        ("bytes=0-1,5-200", None),
+        (None, None),
+    ],
+)
+def test_an_exact_range_that_is_there_is_as_any_other(
+    header: str | None, expected: tuple[int, int] | None
+) -> None:
+    assert resolve_range(header, 100, exact=True) == expected
+    assert resolve_range(header, 100) == expected
+
+
+@pytest.mark.parametrize("last", [100, 101, 10**30])
+def test_an_exact_range_that_ends_past_the_object_is_refused_and_not_as_its_end(last: int) -> None:
+    assert resolve_range(f"bytes=60-{last}", 100) == (60, 40)
+    with pytest.raises(InvalidRequest, match="100 bytes") as caught:
+        resolve_range(f"bytes=60-{last}", 100, exact=True)
+    assert (caught.value.code, caught.value.row.http_status) == ("InvalidRequest", 400)
+    with pytest.raises(InvalidRequest) as outside:
+        resolve_range(f"bytes=100-{last + 1}", 100, exact=True)
+    assert outside.value.code == "InvalidRange"
+
+
 def test_the_content_range_of_a_refused_range_names_the_size() -> None:
     assert unsatisfied_content_range(100) == "bytes */100"
 

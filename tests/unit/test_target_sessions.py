@@ -14,14 +14,16 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from objectcache_schemas.errors import DeliveryFailed
+from objectcache_schemas.errors import DeliveryFailed, WireError
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
+from objectcache_schemas.settings import StorageSettings
 from objectcache_schemas.target_messages import (
     DeliveryFailure,
     JoinSession,
     LayersConsumed,
     LayersReady,
+    OpenFabric,
     RegisterTarget,
     SessionJoined,
     TargetEvent,
@@ -34,6 +36,7 @@ from objectcache_storage_server.connections.sessions import (
     SessionServer,
 )
 from objectcache_storage_server.connections.sockets import StreamSocket
+from objectcache_storage_server.fabrics import Fabrics
 from objectcache_storage_server.targets import Target, TargetOwner, TargetRegistry
 from objectcache_storage_server.tickets import TicketBook
 from tests.storage_client import sealed_memory_file
@@ -62,13 +65,14 @@ class GatedRegistry(TargetRegistry):
 class Joined:
     """A client's end of a session that is being served."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: StorageSettings | None = None) -> None:
         self.registry = GatedRegistry()
         tickets = TicketBook()
         self.client, near = socket.socketpair()
         self.client.settimeout(DEADLINE_S)
         self.stream = StreamSocket(near)
-        server = SessionServer(self.registry, tickets, sessions_max=1)
+        fabrics = Fabrics(settings or StorageSettings())
+        server = SessionServer(self.registry, fabrics, tickets, sessions_max=1)
         self.serving = asyncio.create_task(server.serve(self.stream))
         ticket = tickets.issue("alice", time.monotonic())
         self.client.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=ticket)))
@@ -91,8 +95,8 @@ class Joined:
 
 
 @asynccontextmanager
-async def joined() -> AsyncGenerator[Joined]:
-    session = Joined()
+async def joined(settings: StorageSettings | None = None) -> AsyncGenerator[Joined]:
+    session = Joined(settings)
     try:
         yield session
     finally:
@@ -131,6 +135,74 @@ async def test_a_target_whose_session_ends_during_its_registration_is_let_go(
         await asyncio.wait([client.serving])
         assert repr(client.registry) == "<TargetRegistry 0 targets>"
         assert session.targets == {}
+
+
+@pytest.mark.asyncio
+async def test_a_tenant_has_half_of_storage_sessions_max_and_root_and_others_the_rest() -> None:
+    """storage.sessions_max"""
+    tickets = TicketBook()
+    server = SessionServer(
+        TargetRegistry(1 << 20), Fabrics(StorageSettings()), tickets, sessions_max=6
+    )
+    ends: list[tuple[socket.socket, StreamSocket, asyncio.Task[None]]] = []
+
+    async def answer(identity: str) -> TargetEvent:
+        client, near = socket.socketpair()
+        client.settimeout(DEADLINE_S)
+        stream = StreamSocket(near)
+        ends.append((client, stream, asyncio.create_task(server.serve(stream))))
+        ticket = tickets.issue(identity, time.monotonic())
+        client.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=ticket)))
+        frame = await asyncio.to_thread(client.recv, 1 << 16)
+        return _EVENT.decode(frame[LENGTH.size :])
+
+    try:
+        for _ in range(3):
+            assert isinstance(await answer("alice"), SessionJoined)
+        refused = await answer("alice")
+        assert isinstance(refused, WireError)
+        assert refused.code == "SlowDown"
+        assert "half of storage.sessions_max" in refused.message
+        assert isinstance(await answer("bob"), SessionJoined)
+        ends[0][0].close()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait([ends[0][2]])
+        for _ in range(3):
+            assert isinstance(await answer("root"), SessionJoined)
+        assert "6 sessions are open" in str(await answer("root"))
+    finally:
+        for client, stream, serving in ends:
+            client.close()
+            await asyncio.gather(serving, return_exceptions=True)
+            stream.close()
+
+
+@pytest.mark.asyncio
+async def test_a_session_ends_with_the_first_fabric_that_could_not_be_opened() -> None:
+    async with joined(StorageSettings(verbs_device="nosuch0")) as client:
+        assert isinstance(await asyncio.to_thread(client.event), SessionJoined)
+        ask = encode_frame(OpenFabric(transport="verbs"))
+        client.client.sendall(ask + ask)
+        refusal = await asyncio.to_thread(client.event)
+        assert isinstance(refusal, WireError)
+        assert refusal.code == "ServiceUnavailable"
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait([client.serving])
+        client.stream.close()
+        with pytest.raises(ConnectionResetError):  # the second was never read
+            client.client.recv(1)
+
+
+@pytest.mark.asyncio
+async def test_a_fabric_that_is_not_served_leaves_the_session_as_it_is() -> None:
+    async with joined(StorageSettings(nixl="off")) as client:
+        assert isinstance(await asyncio.to_thread(client.event), SessionJoined)
+        for _ in range(2):
+            client.client.sendall(encode_frame(OpenFabric(transport="nixl")))
+            refusal = await asyncio.to_thread(client.event)
+            assert isinstance(refusal, WireError)
+            assert "storage.nixl is off" in refusal.message
+        assert not client.serving.done()
 
 
 def events(count: int) -> list[LayersReady]:

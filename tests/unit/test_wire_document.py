@@ -17,10 +17,20 @@ from objectcache_schemas.descriptor import (
     MatchRequest,
 )
 from objectcache_schemas.errors import ERRORS
+from objectcache_schemas.fabric.verbs_address import Announcement, VerbsAddress
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.target_messages import LayersConsumed, LayersReady, RegisterTarget
+from objectcache_schemas.target_messages import (
+    FabricOpened,
+    LayersConsumed,
+    LayersReady,
+    NixlNames,
+    OpenFabric,
+    RegisterRemoteTarget,
+    RegisterTarget,
+    ReturnCredits,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 WIRE = (DOCS / "wire.md").read_text("utf-8")
@@ -56,6 +66,10 @@ TAIL_PUT = msgspec.msgpack.encode(
         "parent_key": "b",
     }
 )
+NAMES = msgspec.msgpack.encode(NixlNames(client="client-1", server="server-1"))
+VERBS_ADDRESS = VerbsAddress(
+    qp_num=17, psn=5, gid=bytes.fromhex("ffff0a000001").rjust(16, b"\0"), receives=128, reads=16
+)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +84,13 @@ TAIL_PUT = msgspec.msgpack.encode(
         encode_frame(LayersReady(tag=7, end_layer=1)),
         encode_frame(LayersConsumed(tag=7, end_layer=1, compute_s=0.0088)),
         LENGTH.pack(len(TAIL_PUT)) + TAIL_PUT,
+        msgspec.msgpack.encode(OpenFabric(transport="nixl")),
+        msgspec.msgpack.encode(FabricOpened(endpoint=NAMES)),
+        msgspec.msgpack.encode(
+            RegisterRemoteTarget(length_bytes=4096, address=0x7F0000001000, metadata=b"nixl")
+        ),
+        VERBS_ADDRESS.to_bytes(),
+        msgspec.msgpack.encode(ReturnCredits(count=64)),
     ],
     ids=[
         "layout",
@@ -81,10 +102,22 @@ TAIL_PUT = msgspec.msgpack.encode(
         "ready",
         "consumed",
         "put",
+        "open",
+        "opened",
+        "remote",
+        "verbs",
+        "credits",
     ],
 )
 def test_the_hex_of_an_example_is_what_the_code_sends(example: bytes) -> None:
     assert any(example in run for run in HEX_RUNS)
+
+
+def test_the_notification_and_the_immediate_data_are_what_the_code_sends() -> None:
+    ready = msgspec.msgpack.encode(LayersReady(tag=7, end_layer=1))
+    assert ready in HEX_RUNS  # alone: a notification has no length before it
+    immediate = Announcement(7, 1).to_immediate().to_bytes(4, "big")
+    assert f"Tag 7 and end layer 1 are `{immediate.hex(' ')}`" in WIRE
 
 
 def test_the_key_example_is_what_the_code_computes() -> None:

@@ -49,6 +49,7 @@ class ConnectionPool:
         self._connections_max = connections_max
         is_https = endpoint.scheme == "https"
         self._tls = (tls or ssl.create_default_context()) if is_https else None
+        self.tls = self._tls
         self._idle: list[Connection] = []
         self._open_count = 0
         self._closed = False

@@ -163,9 +163,19 @@ def put_head(bucket: str, descriptor: Descriptor) -> Request:
     )
 
 
+def delete_object(bucket: str, key: str) -> Request:
+    """DeleteObject."""
+    return Request("DELETE", _path(bucket, key))
+
+
 def open_session() -> Request:
     """Ask for a ticket to the storage server's target socket."""
     return Request("POST", "/", headers.KV_SESSION)
+
+
+def join_session() -> Request:
+    """Begin a session through the gateway, over a WebSocket."""
+    return Request("GET", "/", headers.KV_SESSION)
 
 
 def _path(bucket: str, key: str | None = None) -> str:

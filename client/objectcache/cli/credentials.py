@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import configparser
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from objectcache.channel.authorities import ca_file_of, client_context
+from objectcache.channel.credentials_file import read_credentials
 from objectcache_schemas.errors import InvalidRequest
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:9000"
-PROFILE = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +49,4 @@ def find_access(
         raise InvalidRequest(
             f"{error.args[0]} is not set; set OBJECTCACHE_ACCESS_KEY and OBJECTCACHE_SECRET_KEY, "
             "or give --credentials-file DATA_DIR/root-credentials"
-        ) from None
-
-
-def read_credentials(file: Path) -> tuple[str, str]:
-    """Access key and secret of the default profile of an AWS shared-credentials file."""
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read_string(file.read_text("utf-8"), str(file))
-        profile = parser[PROFILE]
-        return profile["aws_access_key_id"], profile["aws_secret_access_key"]
-    except OSError as error:
-        raise InvalidRequest(f"credentials file {file}: {error.strerror}") from error
-    except KeyError as error:
-        raise InvalidRequest(f"credentials file {file}: there is no {error.args[0]}") from None
-    except (configparser.Error, UnicodeDecodeError):
-        # The parser's own message quotes the line, which may be the secret.
-        raise InvalidRequest(
-            f"credentials file {file}: not in the AWS shared-credentials format"
         ) from None

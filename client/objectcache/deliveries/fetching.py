@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from objectcache.channel import requests
 from objectcache.channel.http_channel import Exchange
 from objectcache.channel.request_labels import current_traceparent, new_request_id
 from objectcache.channel.responses import DeliveryHead, parse_delivery_head
-from objectcache.core import ClientCore, TransportChoice
+from objectcache.core import ClientCore, RegisteredMemory, TransportChoice
 from objectcache.deliveries.consumption import ConsumptionReports, no_reports
 from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.feedback import teach_windows, tell_session
@@ -20,10 +21,11 @@ from objectcache.deliveries.learned_windows import FetchShape
 from objectcache.deliveries.payload import PayloadShape
 from objectcache.deliveries.receivers import BodyReceiver, OutcomeReceiver, Receiver
 from objectcache.deliveries.refusals import may_fall_back, was_refused
-from objectcache.memory.landing import Landing, SharedRegion, nothing
+from objectcache.memory.fabric_session import FabricRegion, GivenRegion, device_memory_of
+from objectcache.memory.landing import Landing, Region, SharedRegion, nothing
 from objectcache.memory.memory_file import MemoryFile
 from objectcache.memory.target_session import TargetSession
-from objectcache.memory.targets import PlainTarget, SharedMemoryTarget, Target
+from objectcache.memory.targets import FabricTarget, PlainTarget, SharedMemoryTarget, Target
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unavailable
 from objectcache_schemas.messages import DeliveryPath
@@ -58,11 +60,7 @@ class FetchRequest:
                 f"the target holds {self.target.length_bytes} bytes, "
                 f"the payload needs {self.payload_bytes}"
             )
-        if isinstance(self.target, PlainTarget) and self.transport is TransportChoice.SHARED_MEMORY:
-            raise InvalidRequest(
-                "a PlainTarget cannot be filled through shared memory; "
-                "use client.shared_memory_target"
-            )
+        _check_fits(self.target, self.transport)
 
     @property
     def payload_bytes(self) -> int:
@@ -85,14 +83,42 @@ def fetch(core: ClientCore, request: FetchRequest) -> Delivery:
     Raises the server's refusal, or `Unavailable` with the reason where shared memory was demanded
     and cannot be had.
     """
+    fabric = _fabric_of(request)
+    if fabric is not None:
+        return _fetch_registered(core, request, core.memory(fabric))
     if request.transport is TransportChoice.BODY or isinstance(request.target, PlainTarget):
         return _fetch_body(core, request)
     try:
-        return _fetch_shared(core, request)
+        return _fetch_registered(core, request, core.shared)
     except (Unavailable, NotFound) as error:
         if request.transport is TransportChoice.SHARED_MEMORY or not may_fall_back(error):
             raise
     return _fetch_body(core, request)
+
+
+def _check_fits(target: Target, transport: TransportChoice) -> None:
+    """Raise `InvalidRequest` where the transport cannot fill the target."""
+    if isinstance(target, FabricTarget):
+        if transport not in (TransportChoice.AUTO, TransportChoice(target.transport)):
+            raise InvalidRequest(
+                f"the target was made for transport {target.transport!r}, got {transport.value!r}"
+            )
+    elif transport.is_fabric:
+        raise InvalidRequest(
+            f"transport {transport.value!r} fills targets of client.fabric_target, got "
+            f"{type(target).__name__}"
+        )
+    elif isinstance(target, PlainTarget) and transport is TransportChoice.SHARED_MEMORY:
+        raise InvalidRequest(
+            "a PlainTarget cannot be filled through shared memory; use client.shared_memory_target"
+        )
+
+
+def _fabric_of(request: FetchRequest) -> TransportChoice | None:
+    """The fabric that the delivery comes over; None where it comes over none."""
+    if isinstance(request.target, FabricTarget):
+        return TransportChoice(request.target.transport)
+    return request.transport if request.transport.is_fabric else None
 
 
 def empty_delivery(layers: tuple[int, int], slice_bytes: int) -> Delivery:
@@ -115,17 +141,43 @@ def shared_memory_target(core: ClientCore, length_bytes: int) -> SharedMemoryTar
     return target
 
 
-def _fetch_shared(core: ClientCore, request: FetchRequest) -> Delivery:
-    session = core.sessions.session()
+def fabric_target(
+    core: ClientCore, transport: str | None, length_bytes: int | None, buffer: Any
+) -> FabricTarget:
+    """Memory that a fabric reaches: as many bytes of our own, or the caller's `buffer`."""
+    own = core.settings.transport
+    choice = own if own.is_fabric else TransportChoice.NIXL
+    if transport is not None:
+        choice = TransportChoice.parse(transport)
+    if not choice.is_fabric:
+        raise InvalidRequest(f"transport must be nixl or verbs, got {transport!r}")
+    if (length_bytes is None) == (buffer is None):
+        raise InvalidRequest("give either length_bytes or buffer")
+    region: Region
+    if buffer is not None:
+        region = GivenRegion(*device_memory_of(buffer))
+    else:
+        region = FabricRegion(checked_count("length_bytes", length_bytes))
+    memory = core.memory(choice)
+    region.target_id(memory.sessions.session())
+    target = FabricTarget(region, choice.value)
+    memory.targets.add(target)
+    return target
+
+
+def _fetch_registered(
+    core: ClientCore, request: FetchRequest, memory: RegisteredMemory
+) -> Delivery:
+    session = memory.sessions.session()
     if request.target is None:
-        landing = core.pool.lease(request.payload_bytes, request.timeout_s)
+        landing = memory.pool.lease(request.payload_bytes, request.timeout_s)
     else:
         landing = request.target.claim(request.timeout_s)
     progress = request.progress(silence_s_max=request.timeout_s)
     try:
         tag = session.listen(progress)
         try:
-            target = _memory_target(request, landing, session, tag)
+            target = _memory_target(request, landing, session, tag, memory.transport)
             exchange, head = _begin(core, request, replace(request.descriptor, rdma_target=target))
         except BaseException:
             session.forget(tag)
@@ -140,15 +192,15 @@ def _fetch_shared(core: ClientCore, request: FetchRequest) -> Delivery:
         raise
     receiver = OutcomeReceiver(exchange, landing, progress, session, tag)
     reports = tell_session(progress, session, tag)
-    return _start(core, request, head, progress, landing, receiver, SHARED_MEMORY, reports)
+    return _start(core, request, head, progress, landing, receiver, memory.transport, reports)
 
 
 def _memory_target(
-    request: FetchRequest, landing: Landing, session: TargetSession, tag: int
+    request: FetchRequest, landing: Landing, session: TargetSession, tag: int, transport: str
 ) -> MemoryTarget:
     assert landing.region is not None
     return MemoryTarget(
-        transport=SHARED_MEMORY,
+        transport=transport,
         target_id=landing.region.target_id(session),
         offset_bytes=0,
         length_bytes=request.payload_bytes,

@@ -40,9 +40,15 @@ def mode_of(path: DeliveryPath | None, asked: DeliveryMode) -> DeliveryMode:
 
 
 def transport_of(
-    path: DeliveryPath | None, asked: TransportChoice, chunk_count: int
+    path: DeliveryPath | None,
+    asked: TransportChoice,
+    chunk_count: int,
+    of_target: str | None = None,
 ) -> TransportChoice:
-    """The transport that goes with the path; raises `InvalidRequest` where it has none."""
+    """The transport that goes with the path; raises `InvalidRequest` where it has none.
+
+    `of_target` is the one that alone fills the caller's target.
+    """
     if path not in _INTO_TARGETS:
         return asked
     if chunk_count != 1:
@@ -52,7 +58,9 @@ def transport_of(
         )
     if asked is TransportChoice.BODY:
         raise InvalidRequest(
-            f"path {path.value} writes into shared memory: "
-            "transport must be shared_memory or auto, got 'body'"
+            f"path {path.value} writes into registered memory: "
+            "transport must be shared_memory, nixl, verbs or auto, got 'body'"
         )
-    return TransportChoice.SHARED_MEMORY
+    if asked is not TransportChoice.AUTO:
+        return asked
+    return TransportChoice(of_target or TransportChoice.SHARED_MEMORY.value)

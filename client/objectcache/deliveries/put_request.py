@@ -32,9 +32,9 @@ class PutRequest:
         )
 
     @property
-    def demands_shared_memory(self) -> bool:
+    def demands_registered_memory(self) -> bool:
         """Whether the body will not do."""
-        return self.transport is TransportChoice.SHARED_MEMORY
+        return self.transport not in (TransportChoice.AUTO, TransportChoice.BODY)
 
     @property
     def payload_bytes(self) -> int:

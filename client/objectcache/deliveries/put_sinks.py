@@ -14,8 +14,11 @@ from objectcache.core import ClientCore, TransportChoice
 from objectcache.deliveries.payload import Bytes
 from objectcache.deliveries.put_request import PutRequest
 from objectcache.deliveries.refusals import may_fall_back
-from objectcache.deliveries.shared_put import SharedPayload, memory_for_payload, put_shared
-from objectcache.memory.target_session import TargetSession
+from objectcache.deliveries.registered_put import (
+    RegisteredPayload,
+    memory_for_payload,
+    put_registered,
+)
 from objectcache_schemas.errors import NotFound, Unavailable
 from objectcache_schemas.limits import KIB
 
@@ -76,16 +79,13 @@ class KeptSink(PutSink):
         self._kept.clear()
 
 
-class SharedSink(PutSink):
+class RegisteredSink(PutSink):
     """Lays the bytes into memory that the server reads at the end."""
 
-    def __init__(
-        self, core: ClientCore, put: PutRequest, payload: SharedPayload, session: TargetSession
-    ) -> None:
+    def __init__(self, core: ClientCore, put: PutRequest, payload: RegisteredPayload) -> None:
         self._core = core
         self._put = put
         self._payload = payload
-        self._session = session
         self._memory: Bytes = payload.landing.array[: put.payload_bytes]
         self._written_bytes = 0
 
@@ -97,9 +97,9 @@ class SharedSink(PutSink):
 
     def finish(self) -> PutResult:
         try:
-            return put_shared(self._core, self._put, self._payload, self._session)
+            return put_registered(self._core, self._put, self._payload)
         except (Unavailable, NotFound) as error:
-            if self._put.demands_shared_memory or not may_fall_back(error):
+            if self._put.demands_registered_memory or not may_fall_back(error):
                 raise
         return put_body(self._core, self._put, [self._memory.data])
 
@@ -111,23 +111,22 @@ class SharedSink(PutSink):
         self.abandon()
 
 
-def open_shared_sink(core: ClientCore, put: PutRequest) -> SharedSink | None:
-    """A sink in shared memory where the put may and can have one, and gains by it.
+def open_registered_sink(core: ClientCore, put: PutRequest) -> RegisteredSink | None:
+    """A sink in registered memory where the put may and can have one, and gains by it.
 
     Raises `Unavailable`, `Busy` or `InvalidRequest` with the reason where it was demanded.
     """
     if put.transport is TransportChoice.BODY:
         return None
-    if put.payload_bytes < COPIED_BYTES_MIN and not put.demands_shared_memory:
+    if put.payload_bytes < COPIED_BYTES_MIN and not put.demands_registered_memory:
         return None
     try:
-        session = core.sessions.session()
         payload = memory_for_payload(core, put)
     except Unavailable:
-        if put.demands_shared_memory:
+        if put.demands_registered_memory:
             raise
         return None
-    return None if payload is None else SharedSink(core, put, payload, session)
+    return None if payload is None else RegisteredSink(core, put, payload)
 
 
 def put_body(core: ClientCore, put: PutRequest, parts: Sequence[memoryview]) -> PutResult:

@@ -17,26 +17,34 @@ from objectcache.deliveries.put_sinks import (
     KeptSink,
     PutSink,
     UploadSink,
-    open_shared_sink,
+    open_registered_sink,
     put_body,
 )
 from objectcache.deliveries.refusals import may_fall_back
-from objectcache.deliveries.shared_put import SharedPayload, put_shared, target_of
+from objectcache.deliveries.registered_put import (
+    claim_held,
+    held_payload,
+    held_run,
+    put_registered,
+)
+from objectcache.memory.fabric_session import device_memory_of
 from objectcache_schemas.errors import InvalidRequest, NotFound, Unavailable
 
 
 def put_chunks(core: ClientCore, put: PutRequest, chunks: Any) -> PutResult:
     """Store a whole payload in the descriptor's order; all chunks become visible, or none.
 
-    Raises the server's refusal, or `Unavailable` with the reason where shared memory was demanded
-    and cannot be had.
+    Raises the server's refusal, or `Unavailable` with the reason where registered memory was
+    demanded and cannot be had.
     """
+    if hasattr(chunks, "__cuda_array_interface__"):
+        return _put_out_of_gpu(core, put, chunks)
     parts = payload_parts(chunks, put.shape, "chunks")
     if put.transport is TransportChoice.BODY:
         return put_body(core, put, parts)
     if (result := _put_out_of_target(core, put, parts)) is not None:
         return result
-    sink = open_shared_sink(core, put)
+    sink = open_registered_sink(core, put)
     if sink is None:
         return put_body(core, put, parts)
     sink.write(parts)
@@ -47,20 +55,33 @@ def _put_out_of_target(
     core: ClientCore, put: PutRequest, parts: list[memoryview]
 ) -> PutResult | None:
     """Store where it lies; None where it is in no target, or has to take another way."""
-    found = target_of(core, parts)
-    if found is None:
+    held = held_payload(core, put, parts)
+    if held is None:
         return None
-    target, offset_bytes = found
     try:
-        session = core.sessions.session()
-        landing = target.claim_for_put()
-        if landing is None:
-            return None
-        return put_shared(core, put, SharedPayload(landing, offset_bytes), session)
+        payload = claim_held(held)
+        return None if payload is None else put_registered(core, put, payload)
     except (Unavailable, NotFound) as error:
-        if put.demands_shared_memory or not may_fall_back(error):
+        if put.demands_registered_memory or not may_fall_back(error):
             raise
     return put_body(core, put, parts)
+
+
+def _put_out_of_gpu(core: ClientCore, put: PutRequest, chunks: Any) -> PutResult:
+    """Store what lies in a GPU, out of the fabric's target that holds it: there is no other way."""
+    memory, _ = device_memory_of(chunks)
+    if memory.length_bytes != put.payload_bytes:
+        raise InvalidRequest(
+            f"chunks holds {memory.length_bytes} bytes, the layout needs {put.payload_bytes}"
+        )
+    held = held_run(core, put, memory.address, memory.length_bytes)
+    payload = None if held is None else claim_held(held)
+    if payload is None:
+        raise InvalidRequest(
+            "chunks: memory of a GPU is put out of a target that holds it; register it with "
+            "client.fabric_target(buffer=...), or copy it to the host"
+        )
+    return put_registered(core, put, payload)
 
 
 def payload_parts(data: Any, shape: tuple[int, ...], name: str) -> list[memoryview]:
@@ -185,7 +206,7 @@ class LayerPut:
 
 
 def _open_sink(core: ClientCore, put: PutRequest) -> PutSink:
-    sink = open_shared_sink(core, put)
+    sink = open_registered_sink(core, put)
     if sink is not None:
         return sink
     # Where the body's digest is part of the request's head it can only be sent whole.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from objectcache.deliveries.payload import Bytes
@@ -11,18 +12,29 @@ from objectcache.memory.target_session import TargetSession
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 
 
-class SharedRegion:
-    """A memory file, and its registration with the session of the moment. Thread-safe."""
+class Region(ABC):
+    """Memory, and its registration with the session of the moment. Thread-safe."""
 
-    def __init__(self, file: MemoryFile) -> None:
-        self.file = file
+    def __init__(self, length_bytes: int) -> None:
+        self.length_bytes = length_bytes
         self._registered: tuple[TargetSession, bytes] | None = None
         self._lock = threading.Lock()
 
+    @abstractmethod
+    def array(self) -> Bytes:
+        """A fresh base array over the whole memory; views of it keep it alive."""
+
     @property
-    def length_bytes(self) -> int:
-        """Bytes of the memory."""
-        return self.file.length_bytes
+    def address(self) -> int:
+        """Where the memory begins."""
+        return self.array().ctypes.data
+
+    @abstractmethod
+    def _register(self, session: TargetSession) -> bytes:
+        """Register it; returns the target's id."""
+
+    def _unregistered(self, session: TargetSession) -> None:  # noqa: B027 - most hold nothing
+        """The server does not touch the memory any more, or the session has ended."""
 
     def target_id(self, session: TargetSession) -> bytes:
         """The region's id in the session, registering it where that has not been done.
@@ -34,7 +46,7 @@ class SharedRegion:
                 return self._registered[1]
             self._registered = None
             try:
-                target_id = session.register(self.file.fd, self.file.length_bytes)
+                target_id = self._register(session)
             except InvalidRequest as error:
                 reason = f"the storage server refused a target: {error.message}"
                 raise Unavailable(reason) from error
@@ -47,12 +59,32 @@ class SharedRegion:
             registered, self._registered = self._registered, None
         if registered is None:
             on_end(True)
-        else:
-            registered[0].release(registered[1], on_end)
+            return
+        session, target_id = registered
+
+        def ended(quiet: bool) -> None:
+            self._unregistered(session)
+            on_end(quiet)
+
+        session.release(target_id, ended)
 
     def __repr__(self) -> str:
         state = "registered" if self._registered else "not registered"
-        return f"<SharedRegion {self.file!r}, {state}>"
+        return f"<{type(self).__name__} {self.length_bytes} bytes, {state}>"
+
+
+class SharedRegion(Region):
+    """A memory file."""
+
+    def __init__(self, file: MemoryFile) -> None:
+        super().__init__(file.length_bytes)
+        self.file = file
+
+    def array(self) -> Bytes:
+        return self.file.array()
+
+    def _register(self, session: TargetSession) -> bytes:
+        return session.register(self.file.fd, self.file.length_bytes)
 
 
 class Landing:
@@ -65,7 +97,7 @@ class Landing:
     def __init__(
         self,
         array: Bytes,
-        region: SharedRegion | None,
+        region: Region | None,
         on_settled: Callable[[bool], None],
     ) -> None:
         self.array = array

@@ -6,9 +6,10 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from objectcache.memory.landing import Landing, SharedRegion, nothing
+from objectcache.memory.landing import Landing, Region, SharedRegion, nothing
 from objectcache.memory.memory_file import MemoryFile, file_bytes_for
 from objectcache_schemas.errors import Busy, InvalidRequest
 from objectcache_schemas.limits import MIB
@@ -21,10 +22,14 @@ _OVERSIZE_MAX = 4  # a small delivery does not take a region this many times too
 class _Loan:
     """A region in use: by a delivery until it is settled, and by arrays until they are dead."""
 
-    region: SharedRegion
+    region: Region
     arrays_dead: bool = False
     settled: bool = False
     lost: bool = False  # the server may write to it for ever
+
+
+def _memory_file(length_bytes: int) -> Region:
+    return SharedRegion(MemoryFile(length_bytes))
 
 
 class TargetPool:
@@ -34,10 +39,12 @@ class TargetPool:
     noted without a lock, because arrays die wherever the garbage collector runs.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, make: Callable[[int], Region] = _memory_file) -> None:
+        """`make` allocates a region of that many bytes; it raises `Unavailable`."""
         self._bytes_max = bytes_max
+        self._make = make
         self._condition = threading.Condition()
-        self._free: list[SharedRegion] = []  # least recently used first
+        self._free: list[Region] = []  # least recently used first
         self._loans: set[_Loan] = set()
         self._dead_arrays: deque[_Loan] = deque()
         self._region_count = 0
@@ -60,9 +67,9 @@ class TargetPool:
             region = self._new(file_bytes)
         return self._lend(region)
 
-    def _lend(self, region: SharedRegion) -> Landing:
+    def _lend(self, region: Region) -> Landing:
         loan = _Loan(region)
-        array = region.file.array()
+        array = region.array()
         with self._condition:
             self._loans.add(loan)
         weakref.finalize(array, self._dead_arrays.append, loan).atexit = False
@@ -74,9 +81,7 @@ class TargetPool:
 
         return Landing(array, region, settled)
 
-    def _take_free(
-        self, length_bytes: int, file_bytes: int, timeout_s: float
-    ) -> SharedRegion | None:
+    def _take_free(self, length_bytes: int, file_bytes: int, timeout_s: float) -> Region | None:
         """A free region that fits; None when the caller may make one, for which room is booked."""
         deadline_s = time.monotonic() + timeout_s
         with self._condition:
@@ -95,9 +100,9 @@ class TargetPool:
                     raise Busy(self._why_full(file_bytes))
                 self._condition.wait(left_s)
 
-    def _new(self, file_bytes: int) -> SharedRegion:
+    def _new(self, file_bytes: int) -> Region:
         try:
-            return SharedRegion(MemoryFile(file_bytes))
+            return self._make(file_bytes)
         except BaseException:
             with self._condition:
                 self._forget(file_bytes)
@@ -113,7 +118,7 @@ class TargetPool:
             else:
                 self._free.append(loan.region)
 
-    def _best_fit(self, length_bytes: int) -> SharedRegion | None:
+    def _best_fit(self, length_bytes: int) -> Region | None:
         longest = max(file_bytes_for(length_bytes), _OVERSIZE_MAX * length_bytes)
         fitting = [r for r in self._free if length_bytes <= r.length_bytes <= longest]
         return min(fitting, key=lambda region: region.length_bytes, default=None)

@@ -1,30 +1,29 @@
-"""A session on the storage server's target socket: registers memory, hears of layers."""
+"""A session with the storage server: registers memory, hears of layers."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
-import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from objectcache.channel.responses import SessionReply
+from objectcache.memory.session_wire import SessionWire, SocketWire
+from objectcache.memory.tags import Tags
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, WireError
-from objectcache_schemas.frames import LENGTH, FrameError, encode_frame, frame_length
+from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION, Message
 from objectcache_schemas.target_messages import (
     DeliveryFailure,
     JoinSession,
-    LayersConsumed,
     LayersReady,
     RegisterTarget,
     ReleaseTarget,
@@ -34,9 +33,9 @@ from objectcache_schemas.target_messages import (
     TargetReleased,
 )
 
-EVENT_BYTES_MAX = 1 << 20
+M = TypeVar("M", bound=Message)
+
 TOLD_MAX = 64  # messages that wait for another thread's send; a later one says more than an earlier
-_RECEIVE_BYTES = 64 << 10
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(TargetEvent)
 
@@ -65,26 +64,6 @@ class _Pending:
         )
 
 
-class FrameParser:
-    """Cuts a stream into frames. Sans I/O; raises `FrameError` for one that is too long."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add what arrived; yields the frames that are now whole."""
-        self._buffer += data
-        while len(self._buffer) >= LENGTH.size:
-            header = bytes(self._buffer[: LENGTH.size])
-            end = LENGTH.size + frame_length(header, self._bytes_max)
-            if len(self._buffer) < end:
-                return
-            frame = bytes(self._buffer[LENGTH.size : end])
-            del self._buffer[:end]
-            yield frame
-
-
 class TargetSession:
     """One joined session. Thread-safe; a thread of its own reads what the server sends.
 
@@ -92,16 +71,16 @@ class TargetSession:
     session does not come back; its targets are gone.
     """
 
-    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
-        """Take over a connected socket that has joined."""
-        self._socket = sock
+    def __init__(self, wire: SessionWire, timeout_s: float) -> None:
+        """Take over a connection that has joined."""
+        self._wire = wire
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # taken before the other; whoever has it writes
-        self._told: deque[bytes] = deque(maxlen=TOLD_MAX)
+        self._told: deque[Message] = deque(maxlen=TOLD_MAX)
         self._pending: list[_Pending] = []
         self._sinks: dict[int, LayerSink] = {}
-        self._tags = itertools.count(1)
+        self._tags = Tags()
         self._ended_because: str | None = None
         self._thread = threading.Thread(
             target=self._read, name="objectcache-target-session", daemon=True
@@ -120,17 +99,17 @@ class TargetSession:
             sock.settimeout(timeout_s)
             sock.connect(invitation.socket_path)
             sock.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=invitation.ticket)))
-            _expect_joined(sock)
-            sock.settimeout(None)  # the reading thread waits as long as it takes
-            seconds = struct.pack("@ll", max(1, int(timeout_s)), 0)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+            wire = SocketWire(sock, timeout_s)
+            sock.settimeout(timeout_s)
+            _check_joined(wire.receive_one())
+            sock.settimeout(None)
         except (OSError, FrameError, msgspec.MsgspecError) as error:
             sock.close()
             raise Unavailable(f"target socket {invitation.socket_path}: {error}") from error
         except BaseException:
             sock.close()
             raise
-        return cls(sock, timeout_s)
+        return cls(wire, timeout_s)
 
     @property
     def ended(self) -> bool:
@@ -140,18 +119,21 @@ class TargetSession:
     def listen(self, sink: LayerSink) -> int:
         """A tag for one delivery, whose events go to `sink` until `forget`.
 
-        Raises `Unavailable` once the session has ended.
+        Raises `Unavailable` once the session has ended, or where it has no tag left.
         """
         with self._lock:
             self._check_open()
-            tag = next(self._tags)
+            tag = self._tags.draw(self._sinks)
             self._sinks[tag] = sink
             return tag
 
     def forget(self, tag: int) -> None:
         """Events with this tag concern nobody any more."""
+        self._forget(tag)
+
+    def _forget(self, tag: int) -> bool:
         with self._lock:
-            self._sinks.pop(tag, None)
+            return self._sinks.pop(tag, None) is not None
 
     def register(self, fd: int, length_bytes: int) -> bytes:
         """Register a memory file; returns the target's id.
@@ -159,14 +141,26 @@ class TargetSession:
         Raises `Unavailable` when the session has ended or the server does not answer, or what the
         server says against it.
         """
-        pending = _Pending(TargetRegistered)
-        self._send(RegisterTarget(length_bytes=length_bytes), pending, fd)
+        request = RegisterTarget(length_bytes=length_bytes)
+        reply: TargetRegistered = self.ask(request, TargetRegistered, fd)
+        return reply.target_id
+
+    def ask(self, request: Message, reply_type: type[M], fd: int | None = None) -> M:
+        """Send a request and wait for its reply; raises as `register` does."""
+        pending = _Pending(reply_type)
+        self._send(request, pending, fd)
         try:
-            reply: TargetRegistered = pending.future.result(self._timeout_s)
+            reply: M = pending.future.result(self._timeout_s)
         except FutureTimeoutError as error:
             self.close()
-            raise Unavailable(f"no answer on the target socket for {self._timeout_s} s") from error
-        return reply.target_id
+            raise Unavailable(
+                f"no answer over {self._wire.name} for {self._timeout_s} s"
+            ) from error
+        return reply
+
+    def attended(self) -> AbstractContextManager[None]:
+        """While the server reads the session's memory and announces nothing."""
+        return nullcontext()
 
     def release(self, target_id: bytes, on_end: Callable[[bool], None]) -> None:
         """Stop writing to a target; returns at once.
@@ -182,37 +176,30 @@ class TargetSession:
             if not pending.future.done():
                 pending.future.set_exception(error)
 
-    def tell(self, message: LayersConsumed) -> None:
+    def tell(self, message: Message) -> None:
         """Send what nobody answers, without ever waiting: dropped where the socket is full or the
         session has ended.
         """
-        self._told.append(encode_frame(message))
+        self._told.append(message)
         self._send_told()
 
     def close(self) -> None:
         """End the session. Repeating has no effect."""
         self._end("the session was closed")
-        with suppress(OSError):  # the peer was faster
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._wire.shut_down()
         if threading.current_thread() is not self._thread:
             self._thread.join(self._timeout_s)
 
     def _send(self, message: Message, pending: _Pending, fd: int | None = None) -> None:
         """Send a request; its place in `_pending` is its place on the wire."""
-        data = encode_frame(message)
         try:
             with self._sending:
                 with self._lock:
                     self._check_open()
                     self._pending.append(pending)
-                if fd is None:
-                    sent = self._socket.send(data)
-                else:
-                    sent = socket.send_fds(self._socket, [data], [fd])
-                if sent < len(data):
-                    self._socket.sendall(data[sent:])
+                self._wire.send(message, fd)
         except OSError as error:
-            reason = f"the target socket broke: {error}"
+            reason = f"{self._wire.name} broke: {error}"
             with self._lock, suppress(ValueError):  # the session ended meanwhile, and with it this
                 self._pending.remove(pending)
             self._end(reason)
@@ -224,8 +211,7 @@ class TargetSession:
         while self._told and self._sending.acquire(blocking=False):
             try:
                 while self._told:
-                    # So small a message is taken whole or not at all.
-                    self._socket.send(self._told.popleft(), socket.MSG_DONTWAIT)
+                    self._wire.send_now(self._told.popleft())
             except OSError:
                 self._told.clear()
             finally:
@@ -237,19 +223,16 @@ class TargetSession:
 
     def _read(self) -> None:
         reason = "the storage server ended the session"
-        parser = FrameParser(EVENT_BYTES_MAX)
         try:
-            while data := self._socket.recv(_RECEIVE_BYTES):
-                for frame in parser.feed(data):
-                    self._dispatch(_DECODER.decode(frame))
+            for frame in self._wire.receive():
+                self._dispatch(_DECODER.decode(frame))
         except (OSError, FrameError, msgspec.MsgspecError) as error:
-            reason = f"the target socket broke: {error}"
+            reason = f"{self._wire.name} broke: {error}"
         finally:
             self._end(reason)
-            with suppress(OSError):  # whoever is sending shall not keep it open
-                self._socket.shutdown(socket.SHUT_RDWR)
+            self._wire.shut_down()  # whoever is sending shall not keep it open
             with self._sending:
-                self._socket.close()
+                self._wire.close()
 
     def _dispatch(self, message: Message | WireError) -> None:
         match message:
@@ -316,20 +299,9 @@ def own_host_id() -> str:
         return f"unknown, process {os.getpid()}"
 
 
-def _expect_joined(sock: socket.socket) -> None:
-    header = _receive_exactly(sock, LENGTH.size)
-    reply = _DECODER.decode(_receive_exactly(sock, frame_length(header, EVENT_BYTES_MAX)))
+def _check_joined(frame: bytes) -> None:
+    reply = _DECODER.decode(frame)
     if isinstance(reply, WireError):
         raise Unavailable(f"the target socket refused the session: {reply.message}")
     if not isinstance(reply, SessionJoined):
         raise FrameError(f"expected SessionJoined, got {type(reply).__name__}")
-
-
-def _receive_exactly(sock: socket.socket, length_bytes: int) -> bytes:
-    data = b""
-    while len(data) < length_bytes:
-        piece = sock.recv(length_bytes - len(data))
-        if not piece:
-            raise ConnectionError("it was closed")
-        data += piece
-    return data

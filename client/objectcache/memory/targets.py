@@ -5,14 +5,17 @@ from __future__ import annotations
 import enum
 import threading
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from objectcache.deliveries.payload import Bytes
-from objectcache.memory.landing import Landing, SharedRegion, nothing
+from objectcache.memory.landing import Landing, Region, nothing
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
+
+CLOSE_TIMEOUT_S = 60.0  # above a server's storage.fabric_timeout_s, after which it has given up
 
 
 class _Use(enum.Enum):
@@ -26,8 +29,10 @@ class Target(ABC):
     """Memory for one delivery at a time, until its last byte has arrived or it was closed.
 
     The views that a delivery gave stay valid as memory, but the next delivery into the target
-    overwrites them. What lies in a `SharedMemoryTarget` is put without a copy.
+    overwrites them. What lies in a `RegisteredTarget` is put from there.
     """
+
+    transport: str | None = None  # the one that alone can fill it
 
     def __init__(self, length_bytes: int) -> None:
         self.length_bytes = length_bytes
@@ -89,7 +94,7 @@ class Target(ABC):
             self._closing = False
             self._condition.notify_all()
 
-    def _region(self) -> SharedRegion | None:
+    def _region(self) -> Region | None:
         return None
 
     def __repr__(self) -> str:
@@ -115,20 +120,47 @@ class PlainTarget(Target):
         return self._array
 
 
-class SharedMemoryTarget(Target):
-    """Shared memory, made by `Client.shared_memory_target`. Every transport can fill it."""
+class RegisteredTarget(Target):
+    """Memory that the server writes to by itself."""
 
-    def __init__(self, region: SharedRegion) -> None:
+    def __init__(self, region: Region) -> None:
         super().__init__(region.length_bytes)
-        self._shared = region
-        self._array = region.file.array()
+        self._registered = region
+        self._array = region.array()
 
     @property
     def array(self) -> Bytes:
         return self._array
 
-    def _region(self) -> SharedRegion:
-        return self._shared
+    @property
+    def address(self) -> int:
+        """Where the memory begins, in this process or in a GPU."""
+        return self._registered.address
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session ended before the server could say that it is through with it: a
+        buffer of the caller's must not be used for anything else then.
+        """
+        return self._use is _Use.LOST
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the server may still read it for a put, even one that has raised."""
+        return self._puts > 0
+
+    def _region(self) -> Region:
+        return self._registered
+
+    def close(self) -> None:
+        """Take the memory away from the server; arrays over it stay valid.
+
+        Cancels what the server does with it. The target cannot be used again. Repeating has no
+        effect.
+        """
+        with self._condition:
+            self._use = _Use.CLOSED
+        self._registered.unregister(nothing)
 
     def claim_for_put(self) -> Landing | None:
         """Hold the memory for a put out of it: puts share it, and no delivery begins meanwhile.
@@ -139,7 +171,7 @@ class SharedMemoryTarget(Target):
             if self._use in (_Use.LOST, _Use.CLOSED):
                 return None
             self._puts += 1
-        return Landing(self.array, self._shared, self._put_settled)
+        return Landing(self.array, self._registered, self._put_settled)
 
     def _put_settled(self, quiet: bool) -> None:
         with self._condition:
@@ -148,12 +180,33 @@ class SharedMemoryTarget(Target):
                 self._use = _Use.LOST
             self._condition.notify_all()
 
-    def close(self) -> None:
-        """Take the memory away from the server; arrays over it stay valid.
 
-        Cancels what the server does with it. The target cannot be used again. Repeating has no
-        effect.
+class SharedMemoryTarget(RegisteredTarget):
+    """Shared memory, made by `Client.shared_memory_target`. Its payload may also come by body."""
+
+
+class FabricTarget(RegisteredTarget):
+    """Memory that a fabric reaches, made by `Client.fabric_target`."""
+
+    def __init__(self, region: Region, transport: str) -> None:
+        super().__init__(region)
+        self.transport = transport
+
+    def close(self) -> None:
+        """Take the memory away from the server, and wait until that writes to it no more.
+
+        Cancels what the server does with it. Afterwards the memory is the caller's, unless
+        `is_lost`. The target cannot be used again. Repeating has no effect.
         """
         with self._condition:
-            self._use = _Use.CLOSED
-        self._shared.unregister(nothing)
+            self._condition.wait_for(lambda: not self._closing, CLOSE_TIMEOUT_S)
+            was_lost = self._closing or self.is_lost
+            self._use = _Use.LOST if was_lost else _Use.CLOSED
+        ended: Future[bool] = Future()
+        self._registered.unregister(ended.set_result)
+        try:
+            is_quiet = ended.result(CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            is_quiet = False
+        if not is_quiet:
+            self._use = _Use.LOST

@@ -37,6 +37,7 @@ _READ, _WRITE, _ADMIN = Access.READ, Access.WRITE, Access.ADMIN
 NEEDED: dict[Operation, Needed] = {
     _O.LIST_BUCKETS: Needed(None, _A.SERVICE),
     _O.CREATE_SESSION: Needed(None, _A.SERVICE),
+    _O.JOIN_SESSION: Needed(None, _A.SERVICE),
     _O.CREATE_BUCKET: Needed(_ADMIN, _A.NEW_BUCKET),
     _O.DELETE_BUCKET: Needed(_ADMIN, _A.WHOLE_BUCKET),
     _O.HEAD_BUCKET: Needed(None, _A.SOME_OF_BUCKET),

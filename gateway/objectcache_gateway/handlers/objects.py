@@ -23,6 +23,7 @@ from objectcache_gateway.receiving import (
 )
 from objectcache_gateway.request import ranges, xml_parse
 from objectcache_gateway.request.addressing import check_key
+from objectcache_gateway.request.client_kind import needs_whole_range
 from objectcache_gateway.request.conditions import (
     Outcome,
     evaluate_read,
@@ -42,6 +43,7 @@ from objectcache_gateway.request.object_headers import (
     overrides,
     part_checksum_headers,
 )
+from objectcache_gateway.request.rdma_request import decline_headers
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.xml_tree import parse_apart
 from objectcache_gateway.sending import send_body
@@ -248,12 +250,15 @@ async def stat_object(exchange: Exchange) -> ObjectInfo:
 
 
 def _select(exchange: Exchange, info: ObjectInfo) -> Selection:
-    """`select`, with when a lifecycle rule will expire the object."""
-    selection = select(exchange.head, exchange.query, info)
-    expiration = _expiration(exchange, info)
-    if not expiration:
-        return selection
-    return replace(selection, headers={**selection.headers, **expiration})
+    """`select`, with when a lifecycle rule will expire the object, and that the bytes do not come
+    by RDMA where the client asks for that.
+    """
+    exact = needs_whole_range(exchange.head, exchange.settings.gateway.exact_ranges)
+    selection = select(exchange.head, exchange.query, info, exact=exact)
+    more = _expiration(exchange, info)
+    if exchange.rdma_declined:
+        more = {**more, **decline_headers(exchange.head)}
+    return replace(selection, headers={**selection.headers, **more}) if more else selection
 
 
 def _expiration(exchange: Exchange, info: ObjectInfo) -> dict[str, str]:
@@ -264,11 +269,14 @@ def _expiration(exchange: Exchange, info: ObjectInfo) -> dict[str, str]:
     return expiration_headers(bucket.configuration.lifecycle, info, day_s)
 
 
-def select(head: RequestHead, query: Mapping[str, str], info: ObjectInfo) -> Selection:
+def select(
+    head: RequestHead, query: Mapping[str, str], info: ObjectInfo, *, exact: bool = False
+) -> Selection:
     """Decide status, headers and range of a GET or HEAD of a stored object.
 
-    Raises `PreconditionFailed` and `InvalidRequest` (InvalidRange for a range that the object does
-    not have, InvalidPart for such a part number).
+    `exact` refuses a range of which the object has only a part. Raises `PreconditionFailed` and
+    `InvalidRequest` (InvalidRange for a range that the object does not have, InvalidPart for such a
+    part number, InvalidRequest for an exact range that it does not have whole).
     """
     named = object_headers(info) | overrides(query)
     outcome = evaluate_read(head, info.etag, info.modified_s)
@@ -279,7 +287,7 @@ def select(head: RequestHead, query: Mapping[str, str], info: ObjectInfo) -> Sel
     part = _part(head, query, info, named)
     range_header = head.header("range") if part is None else None
     if range_header is not None and range_applies(head, info.etag, info.modified_s):
-        part = ranges.resolve_range(range_header, info.size_bytes)
+        part = ranges.resolve_range(range_header, info.size_bytes, exact=exact)
     if part is None or (info.size_bytes == 0):
         named["Content-Length"] = str(info.size_bytes)
         if _wants_checksums(head, query):

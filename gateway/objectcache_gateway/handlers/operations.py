@@ -11,6 +11,7 @@ from objectcache_gateway.handlers import (
     acls,
     attributes,
     buckets,
+    client_sessions,
     completing,
     copying,
     kv,
@@ -70,4 +71,5 @@ HANDLERS: dict[Operation, Handler] = {
     Operation.PUT_KV_LAYOUT: kv.put_layout,
     Operation.GET_KV_LAYOUT: kv.get_layout,
     Operation.CREATE_SESSION: kv.create_session,
+    Operation.JOIN_SESSION: client_sessions.join_session,
 }

@@ -140,6 +140,12 @@ def _of_failures(counts: RequestCounts) -> Iterator[Metric]:
         [((quota,), count) for quota, count in list(counts.quota_refusals.items())],
     )
     yield counter(
+        "rdma_declines_total",
+        "Requests for a transfer by RDMA (x-amz-rdma-token) that were declined, by operation.",
+        ("operation",),
+        [((name,), count) for name, count in list(counts.rdma_declines.items())],
+    )
+    yield counter(
         "unreadable_requests_total",
         "Requests that were not HTTP, or over a limit of its parser.",
         (),

@@ -62,6 +62,7 @@ class RequestCounts:
         self.errors: defaultdict[str, int] = defaultdict(int)
         self.authentication_failures: defaultdict[str, int] = defaultdict(int)
         self.quota_refusals: defaultdict[str, int] = defaultdict(int)
+        self.rdma_declines: defaultdict[str, int] = defaultdict(int)
         self.unreadable = 0
         self.refused_connections = 0
         self.accepted_connections = 0

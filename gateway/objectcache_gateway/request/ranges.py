@@ -11,12 +11,15 @@ _COPY_RANGE = re.compile(r"bytes=([0-9]+)-([0-9]+)")
 _DIGITS_MAX = 19  # of a 64-bit number; more only say "past the end"
 
 
-def resolve_range(header: str | None, size_bytes: int) -> tuple[int, int] | None:
+def resolve_range(
+    header: str | None, size_bytes: int, *, exact: bool = False
+) -> tuple[int, int] | None:
     """Offset and length in bytes of what a Range header asks of an object.
 
     None serves the whole object: no header, one that is malformed, or several ranges, which S3
-    ignores. An end past the object is cut to it. Raises `InvalidRequest` (InvalidRange) where no
-    byte of the range exists, so always for an empty object.
+    ignores. An end past the object is cut to it, or refused with `exact`. Raises `InvalidRequest`:
+    InvalidRange where no byte of the range exists, so always for an empty object; InvalidRequest
+    where not all of an exact one do.
     """
     match = _RANGE.fullmatch(header.strip()) if header is not None else None
     if match is None or match[0].endswith("=-"):
@@ -26,7 +29,10 @@ def resolve_range(header: str | None, size_bytes: int) -> tuple[int, int] | None
         return _suffix(_number(last), size_bytes)
     if last and _number(last) < _number(first):
         return None
-    return _clipped(_number(first), _number(last) if last else size_bytes, size_bytes)
+    found = _clipped(_number(first), _number(last) if last else size_bytes, size_bytes)
+    if exact and last and _number(last) >= size_bytes:
+        raise _incomplete(size_bytes)
+    return found
 
 
 def resolve_copy_range(header: str, size_bytes: int) -> tuple[int, int]:
@@ -70,6 +76,15 @@ def _clipped(first: int, last: int, size_bytes: int) -> tuple[int, int]:
     if first >= size_bytes:
         raise _outside(size_bytes)
     return first, min(last, size_bytes - 1) - first + 1
+
+
+def _incomplete(size_bytes: int) -> InvalidRequest:
+    # Not a 416, which some clients take for the end of what they read.
+    return InvalidRequest(
+        f"the range ends past the object, which has {size_bytes} bytes, and this client would not "
+        "notice (gateway.exact_ranges)",
+        code="InvalidRequest",
+    )
 
 
 def _outside(size_bytes: int) -> InvalidRequest:

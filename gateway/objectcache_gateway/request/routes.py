@@ -59,6 +59,7 @@ class Operation(enum.Enum):
     PUT_KV_LAYOUT = "PutKvLayout"
     GET_KV_LAYOUT = "GetKvLayout"
     CREATE_SESSION = "KvSession"
+    JOIN_SESSION = "JoinKvSession"
 
 
 # What S3 answers to a GET of a configuration that a bucket or object does not have.
@@ -87,6 +88,7 @@ _O = Operation
 _SERVICE: dict[tuple[str, str], Operation] = {
     ("GET", ""): _O.LIST_BUCKETS,
     ("POST", headers.KV_SESSION): _O.CREATE_SESSION,
+    ("GET", headers.KV_SESSION): _O.JOIN_SESSION,
 }
 _BUCKET: dict[tuple[str, str], Operation] = {
     ("PUT", ""): _O.CREATE_BUCKET,

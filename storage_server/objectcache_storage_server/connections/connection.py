@@ -22,6 +22,7 @@ from objectcache_schemas.messages import (
     DeleteBucket,
     GatewayRequest,
     Hello,
+    JoinForClient,
     KvGet,
     KvPut,
     LeaseTarget,
@@ -131,6 +132,9 @@ class GatewayConnection:
                 await serve_kv_put(service, talk, request)
             case LeaseTarget():
                 await serve_lease(service, talk, request)
+            case JoinForClient():
+                talk.give_up()  # the connection is the session's from here on
+                await service.sessions.serve_client_of_gateway(request.identity, self._stream)
             case CopyObject():
                 await talk.send(await copy_object(service, request))
             case CopyPart():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import ExitStack
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
@@ -21,9 +22,11 @@ from objectcache_storage_server.connections.delivery_records import new_recorder
 from objectcache_storage_server.connections.prefixes import open_prefix
 from objectcache_storage_server.connections.running import TCP, BodyDelivery, Terms
 from objectcache_storage_server.connections.small_gets import open_small
+from objectcache_storage_server.connections.staging_grants import grant_staging
 from objectcache_storage_server.connections.target_gets import serve_target, start_target
 from objectcache_storage_server.delivery_path import forced_mode, is_body, path_taken
 from objectcache_storage_server.engines.base import OpenObjects
+from objectcache_storage_server.fabrics import check_transport
 from objectcache_storage_server.mode import choose_mode
 from objectcache_storage_server.plan import (
     ChunkPlan,
@@ -121,6 +124,8 @@ def _start_range(
 async def serve_kv_get(service: Service, talk: Conversation, request: KvGet) -> None:
     """`KvGet`: plan the delivery, say so, and carry it to its end."""
     descriptor = Descriptor.from_bytes(request.descriptor, service.limits)
+    if descriptor.rdma_target is not None:
+        check_transport(descriptor.rdma_target.transport)
     mode = forced_mode(
         request.path,
         descriptor.delivery,
@@ -153,7 +158,7 @@ async def _serve_prefix(
         lambda: open_prefix(service, request, descriptor), lambda found: found[0].close()
     )
     leaves_as_body = is_body(request.path, descriptor.rdma_target is not None)
-    granted_bytes = 0
+    granted_bytes = staging_bytes = 0
     try:
         plan, terms = _plan(service, opened, descriptor, mode, request, recorder, window)
         if leaves_as_body:
@@ -162,6 +167,7 @@ async def _serve_prefix(
             granted_bytes = await wait_for_memory(service, talk, wish, recorder)
         else:
             flight.add_bytes(plan.payload_bytes)
+            staging_bytes = await _wait_for_staging(service, talk, plan, descriptor, recorder)
     except BaseException:
         opened.close()
         raise
@@ -169,8 +175,30 @@ async def _serve_prefix(
         body = start_body(service, plan, opened, terms, granted_bytes)
         await serve_body(service, talk, body)
     else:
-        running = start_target(service, plan, opened, request, descriptor, terms)
+        running = start_target(service, plan, opened, request, descriptor, terms, staging_bytes)
         await serve_target(service, talk, running)
+
+
+def _is_staged(descriptor: Descriptor) -> bool:
+    """Whether the payload goes by way of staging memory: over a fabric."""
+    target = descriptor.rdma_target
+    return target is not None and target.transport != SharedMemoryTransport.name
+
+
+async def _wait_for_staging(
+    service: Service,
+    talk: Conversation,
+    plan: ChunkPlan,
+    descriptor: Descriptor,
+    recorder: DeliveryRecorder,
+) -> int:
+    """Wait for staging memory where the payload goes by way of it; otherwise 0 bytes."""
+    if not _is_staged(descriptor):
+        return 0
+    asked_s = time.monotonic()
+    granted_bytes = await grant_staging(service, talk, plan.payload_bytes)
+    recorder.queued(time.monotonic() - asked_s)
+    return granted_bytes
 
 
 def _plan(
@@ -192,11 +220,11 @@ def _plan(
     has_target = descriptor.rdma_target is not None
     fragment_bytes = service.storage.fragment_bytes
     if not is_body(request.path, has_target):
+        fragment_bytes_max = service.storage.target_fragment_bytes_max
+        if _is_staged(descriptor):
+            fragment_bytes_max = service.fabrics.staging.buffer_bytes
         fragment_bytes = target_fragment_bytes(
-            layer_bytes,
-            service.reader_threads,
-            fragment_bytes,
-            service.storage.target_fragment_bytes_max,
+            layer_bytes, service.reader_threads, fragment_bytes, fragment_bytes_max
         )
     rate_max = descriptor.rate_bytes_per_s or math.inf
     fragment_bytes = service.fragment_bytes(
@@ -209,7 +237,7 @@ def _plan(
         service.policy,
         window,
         path_taken(request.path, mode, chunk_count, has_target).value,
-        SharedMemoryTransport.name if has_target else TCP,
+        descriptor.rdma_target.transport if descriptor.rdma_target else TCP,
         mode,
         chunk_count,
         rate_max,

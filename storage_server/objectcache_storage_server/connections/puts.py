@@ -6,7 +6,7 @@ import asyncio
 import mmap
 from collections.abc import Callable
 
-from objectcache_schemas.descriptor import DeliveryMode, Descriptor
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import MIB
@@ -23,8 +23,9 @@ from objectcache_schemas.messages import (
 from objectcache_schemas.records import Condition
 from objectcache_storage_server import multipart
 from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.fabric_source import FabricSource
 from objectcache_storage_server.connections.quotas import CountedPut, counted_put
-from objectcache_storage_server.connections.target_source import TargetSource
+from objectcache_storage_server.connections.target_source import MappedSource, TargetSource
 from objectcache_storage_server.connections.uploads import count_part
 from objectcache_storage_server.engines.base import (
     CHECKSUM_BLOCK_BYTES,
@@ -35,6 +36,7 @@ from objectcache_storage_server.engines.base import (
     StagedPut,
 )
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.fabrics import FABRICS, check_transport
 from objectcache_storage_server.metrics.storage_counts import EXISTING, STORED
 from objectcache_storage_server.service import Service
 
@@ -311,7 +313,9 @@ async def _store_chunks(
     source: TargetSource | None = None
     try:
         if descriptor.rdma_target is not None:
-            source = TargetSource(service, request.identity, descriptor.rdma_target, shape)
+            source = await _open_source(
+                service, talk, request.identity, descriptor.rdma_target, shape
+            )
         prefix = await service.call(service.engine.stage_prefix, request.bucket, shape)
         if source is not None:
             await source.write_all(talk, prefix)
@@ -330,6 +334,20 @@ async def _store_chunks(
         if prefix is not None:
             await service.call(prefix.discard)
         service.end_put(shape.total_bytes, request.identity)
+
+
+async def _open_source(
+    service: Service,
+    talk: Conversation,
+    identity: str,
+    asked: MemoryTarget,
+    shape: PrefixShape,
+) -> TargetSource:
+    """Raises `Unsupported` for a transport that there is none of, and as each source does."""
+    check_transport(asked.transport)
+    if asked.transport in FABRICS:
+        return await FabricSource.open(service, talk, identity, asked, shape)
+    return MappedSource(service, identity, asked, shape)
 
 
 async def _receive_prefix(

@@ -83,6 +83,7 @@ class RunningDelivery:
         self._loop_thread = threading.get_ident()
         self._service = service
         self.terms = terms
+        self.transport = transport
         self.admitted = asyncio.Event()
         self.ended = asyncio.Event()
         self.rate_bytes_per_s: float | None = None
@@ -120,7 +121,10 @@ class RunningDelivery:
         try:
             self._service.dispatcher.remove(delivery)
         finally:
-            self._loop.call_soon_threadsafe(self._tell_ended)
+            self.transport.when_quiet(self._quiet)
+
+    def _quiet(self) -> None:
+        self._loop.call_soon_threadsafe(self._tell_ended)
 
     def _tell_ended(self) -> None:
         self.ended.set()

@@ -22,7 +22,6 @@ from objectcache_schemas.tls import (
 )
 from objectcache_storage_server.connections.connection import GatewayConnection
 from objectcache_storage_server.connections.newcomers import Newcomers
-from objectcache_storage_server.connections.sessions import SessionServer
 from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.service import Service
 
@@ -38,9 +37,6 @@ class StorageServer:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._sessions = SessionServer(
-            service.registry, service.tickets, service.storage.sessions_max
-        )
         self._connections: dict[asyncio.Task[None], GatewayConnection] = {}
         self._clients: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Task[None]] = []
@@ -166,7 +162,7 @@ class StorageServer:
         self._clients.add(task)
         self._service.counts.client_connections += 1
         try:
-            await self._sessions.serve(stream)
+            await self._service.sessions.serve(stream)
         finally:
             self._service.counts.client_connections -= 1
             self._clients.discard(task)

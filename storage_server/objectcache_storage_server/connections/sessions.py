@@ -1,4 +1,6 @@
-"""Sessions on the target socket: clients on this host register memory and hear of its layers."""
+"""Sessions: clients register memory and hear of its layers, on this host's target socket or, from
+anywhere, through a gateway.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,35 @@ from typing import NamedTuple
 
 import msgspec
 
-from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError
+from objectcache_schemas.accounts import ROOT_USER
+from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unavailable
 from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.target_messages import (
+    FabricOpened,
     JoinSession,
     LayersConsumed,
+    OpenFabric,
+    RegisterRemoteTarget,
     RegisterTarget,
     ReleaseTarget,
+    ReturnCredits,
     SessionJoined,
     TargetRegistered,
     TargetReleased,
     TargetRequest,
 )
+from objectcache_storage_server.connections.fabric_threads import FabricThreads
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
-from objectcache_storage_server.targets import Target, TargetOwner, TargetRegistry
+from objectcache_storage_server.fabrics import Fabrics
+from objectcache_storage_server.targets import (
+    RemoteTargetMemory,
+    Target,
+    TargetOwner,
+    TargetRegistry,
+)
 from objectcache_storage_server.tickets import TicketBook
+from objectcache_storage_server.transports.fabric import FabricPeer, RemoteMemory
 
 JOIN_TIMEOUT_S = 10.0
 REQUEST_BYTES_MAX = 64 << 10  # far above every request; a client that has not joined may send one
@@ -48,7 +63,7 @@ class _Watch(NamedTuple):
 
 
 class Session(TargetOwner):
-    """One client on the target socket."""
+    """One client. `fabric` is the transport and the peer that reach it, once it has opened one."""
 
     def __init__(self, identity: str, socket: StreamSocket) -> None:
         super().__init__(identity)
@@ -61,6 +76,8 @@ class Session(TargetOwner):
         self._consumptions: dict[int, _Watch] = {}
         self._stopped = False
         self.broken = asyncio.Event()
+        self.fabric: tuple[str, FabricPeer] | None = None
+        self._fabric_lost = False
 
     async def stop(self) -> None:
         """Send and hear nothing more; the socket may be closed when this returns."""
@@ -90,6 +107,22 @@ class Session(TargetOwner):
             elif self._unsent and not self._flushing:
                 self._flushing = True
                 self._loop.call_soon_threadsafe(self._start_flush)
+
+    def lose_fabric(self) -> None:
+        """The fabric does not reach the client any more, so the session ends; from any thread."""
+        self._fabric_lost = True
+        self._loop.call_soon_threadsafe(self.broken.set)
+
+    def post_released(self, message: TargetReleased) -> None:
+        """Tell that a target is free; not once the fabric is lost. What it still carries may reach
+        the client then, which is safe from it when it has seen the session's end.
+        """
+        if not self._fabric_lost:
+            self.post(message)
+
+    def give_up(self) -> None:
+        """End it soon, from any thread: the client can begin another one."""
+        self._loop.call_soon_threadsafe(self.broken.set)
 
     def watch_consumption(
         self,
@@ -155,44 +188,70 @@ class Session(TargetOwner):
 
 
 class SessionServer:
-    """Serves the target socket."""
+    """Serves sessions, from their beginning to their end."""
 
-    def __init__(self, registry: TargetRegistry, tickets: TicketBook, sessions_max: int) -> None:
+    def __init__(
+        self, registry: TargetRegistry, fabrics: Fabrics, tickets: TicketBook, sessions_max: int
+    ) -> None:
         self._registry = registry
+        self._fabrics = fabrics
         self._tickets = tickets
         self._sessions_max = sessions_max
         self._sessions: set[Session] = set()
+        self._threads = FabricThreads()
 
     async def serve(self, socket: StreamSocket) -> None:
-        """Carry one client's connection until it ends, then let its targets go."""
+        """Carry a connection of the target socket until it ends, then let its targets go."""
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
                 session = await self._join(socket)
         except (ConnectionEnded, FrameError, TimeoutError, OSError):
             return
-        if session is None:
-            return
+        if session is not None:
+            await self._carry(session, socket)
+
+    async def serve_client_of_gateway(self, identity: str, socket: StreamSocket) -> None:
+        """Carry a session whose identity a gateway has authenticated. Raises `Busy`."""
+        self._check_room(identity)
+        session = Session(identity, socket)
+        session.post(SessionJoined(v=PROTOCOL_VERSION))
+        await self._carry(session, socket)
+
+    async def _carry(self, session: Session, socket: StreamSocket) -> None:
         self._sessions.add(session)
         try:
             await self._serve_until_broken(session, socket)
         finally:
             await session.stop()
             self._sessions.discard(session)
+            if session.fabric is not None:
+                session.fabric[1].close()  # first: what it writes holds the targets
             for target in list(session.targets.values()):
                 self._registry.release(target, _nothing)
+
+    def _check_room(self, identity: str) -> None:
+        """Raises `Busy`. One tenant leaves half of the sessions to others."""
+        if len(self._sessions) >= self._sessions_max:
+            raise Busy(
+                f"{len(self._sessions)} sessions are open, storage.sessions_max is "
+                f"{self._sessions_max}",
+                retry_after_s=1.0,
+            )
+        own = sum(session.identity == identity for session in self._sessions)
+        if identity != ROOT_USER and own >= max(1, self._sessions_max // 2):
+            raise Busy(
+                f"{own} sessions of this user are open, which is half of storage.sessions_max, "
+                f"{self._sessions_max}; close some, or have that raised",
+                retry_after_s=1.0,
+            )
 
     async def _join(self, socket: StreamSocket) -> Session | None:
         try:
             request = await _receive(socket)
             if not isinstance(request, JoinSession) or request.v != PROTOCOL_VERSION:
                 raise InvalidRequest(f"the first message must be JoinSession, v {PROTOCOL_VERSION}")
-            if len(self._sessions) >= self._sessions_max:
-                raise Busy(
-                    f"{len(self._sessions)} sessions are open, storage.sessions_max is "
-                    f"{self._sessions_max}",
-                    retry_after_s=1.0,
-                )
             identity = self._tickets.redeem(request.ticket, time.monotonic())
+            self._check_room(identity)
         except ObjectCacheError as error:
             await socket.send_frame(error.to_wire())
             return None
@@ -216,7 +275,7 @@ class SessionServer:
                 logger.error("session of %s failed", session.identity, exc_info=result)
 
     async def _serve_requests(self, session: Session, socket: StreamSocket) -> None:
-        while True:
+        while not session.broken.is_set():
             try:
                 request = await _receive(socket)
             except InvalidRequest as error:
@@ -238,10 +297,19 @@ class SessionServer:
             case RegisterTarget() if descriptor is not None:
                 target = await self._register(session, descriptor, request.length_bytes)
                 session.post(TargetRegistered(target_id=target.target_id))
+            case OpenFabric():
+                session.post(await self._open_fabric(session, request))
+            case RegisterRemoteTarget():
+                target = await self._register_remote(session, request)
+                session.post(TargetRegistered(target_id=target.target_id))
+            case ReturnCredits():
+                if session.fabric is not None:
+                    session.fabric[1].return_credits(request.count)
+                await asyncio.sleep(0)
             case ReleaseTarget() if request.target_id in session.targets:
                 released = TargetReleased(target_id=request.target_id)
                 target = session.targets[request.target_id]
-                self._registry.release(target, lambda: session.post(released))
+                self._registry.release(target, lambda: session.post_released(released))
             case ReleaseTarget():
                 raise InvalidRequest("target_id is not registered in this session")
             case LayersConsumed():
@@ -251,6 +319,54 @@ class SessionServer:
                 raise InvalidRequest("RegisterTarget needs a memory file beside it")
             case _:
                 raise InvalidRequest("the session is joined already")
+
+    async def _open_fabric(self, session: Session, request: OpenFabric) -> FabricOpened:
+        if session.fabric is not None:
+            raise InvalidRequest("the session has opened a fabric already")
+        opening = await self._threads.start(
+            session.identity,
+            self._fabrics.open,
+            request.transport,
+            request.endpoint,
+            session.identity,
+        )
+        try:
+            peer, endpoint = await asyncio.shield(opening)
+        except Unavailable:
+            session.broken.set()  # each try may take long, so another one takes another session
+            raise
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_peer)
+            raise
+        session.fabric = (request.transport, peer)
+        peer.when_broken(session.lose_fabric)
+        return FabricOpened(endpoint=endpoint)
+
+    async def _register_remote(self, session: Session, request: RegisterRemoteTarget) -> Target:
+        if session.fabric is None:
+            raise InvalidRequest("RegisterRemoteTarget needs OpenFabric before it")
+        transport, peer = session.fabric
+        memory = RemoteMemory(
+            request.address,
+            request.length_bytes,
+            request.key,
+            request.device_id,
+            request.memory,
+        )
+        self._registry.check_budget(session, memory.length_bytes)
+        admitting = await self._threads.start(
+            session.identity, peer.admit, memory, request.metadata
+        )
+        try:
+            await asyncio.shield(admitting)
+        except Unavailable:
+            session.give_up()  # the peer is of no use any more
+            raise
+        except asyncio.CancelledError:
+            await asyncio.wait([admitting])
+            raise
+        remote = RemoteTargetMemory(transport, memory, peer, session.post)
+        return self._registry.register_remote(session, remote)
 
     async def _register(self, session: Session, descriptor: int, length_bytes: int) -> Target:
         """Map the file in a thread. A cancelled caller waits for it too: until then the descriptor
@@ -282,6 +398,11 @@ async def _receive(socket: StreamSocket) -> TargetRequest:
         return await socket.receive_frame(_DECODER, REQUEST_BYTES_MAX)
     except FrameError as error:
         raise InvalidRequest(f"not a message of the target socket: {error}") from error
+
+
+def _close_peer(opening: asyncio.Future[tuple[FabricPeer, bytes]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[0].close()
 
 
 def _nothing() -> None:

@@ -4,6 +4,9 @@ The gateway writes one payload into a client's target itself. It leases the targ
 the target's memory file, and says when it has written; the client hears of it from here, as of any
 delivery. The lease keeps the target's memory from being released, so it ends only when the gateway
 has said that it writes no more, or has hung up, which says the same.
+
+Memory that a fabric reaches cannot be lent: there the gateway sends the payload back, on the
+connection of the lease, and it is written from here (`fabric_leases`).
 """
 
 from __future__ import annotations
@@ -13,23 +16,34 @@ import asyncio
 import msgspec
 
 from objectcache_schemas.descriptor import MemoryTarget
-from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unsupported, WireError
+from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, WireError
 from objectcache_schemas.messages import Done, LeaseTarget, TargetLeased
 from objectcache_schemas.target_messages import DeliveryFailure, LayersReady
 from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.fabric_leases import serve_fabric_lease
 from objectcache_storage_server.connections.sessions import Session
+from objectcache_storage_server.fabrics import FABRICS, check_transport
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.targets import Lease
-from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 
 
 async def serve_lease(service: Service, talk: Conversation, request: LeaseTarget) -> None:
     """`LeaseTarget`, to the end of the lease.
 
-    Raises `Unsupported` for a target that has no memory file, `InvalidRequest` where the payload
-    would leave its bounds, `NotFound` (NoSuchTarget) unless the identity registered it.
+    Raises `Unsupported` for a transport that there is none of, `InvalidRequest` where the payload
+    would leave the target's bounds, `NotFound` (NoSuchTarget) unless the identity registered it.
     """
-    lease = _take_lease(service, request)
+    target = _asked_target(request)
+    if request.transport in FABRICS:
+        await serve_fabric_lease(service, talk, request, target)
+    else:
+        await _serve_mapped(service, talk, request, target)
+
+
+async def _serve_mapped(
+    service: Service, talk: Conversation, request: LeaseTarget, target: MemoryTarget
+) -> None:
+    lease = service.registry.lease(request.identity, target, request.payload_bytes)
     session = lease.target.owner
     assert isinstance(session, Session)
     failure: WireError | None = DeliveryFailed("the gateway is gone").to_wire()
@@ -42,20 +56,15 @@ async def serve_lease(service: Service, talk: Conversation, request: LeaseTarget
         await talk.send(Done())
 
 
-def _take_lease(service: Service, request: LeaseTarget) -> Lease:
-    if request.transport != SharedMemoryTransport.name:
-        raise Unsupported(
-            f"rdma_target.transport {request.transport!r} cannot be written by the gateway; only "
-            f"{SharedMemoryTransport.name!r} can, use the path direct"
-        )
-    target = MemoryTarget(
+def _asked_target(request: LeaseTarget) -> MemoryTarget:
+    check_transport(request.transport)
+    return MemoryTarget(
         transport=request.transport,
         target_id=request.target_id,
         offset_bytes=request.offset_bytes,
         length_bytes=request.length_bytes,
         tag=request.tag,
     )
-    return service.registry.lease(request.identity, target, request.payload_bytes)
 
 
 async def _hold(service: Service, talk: Conversation, lease: Lease) -> WireError | None:
@@ -66,7 +75,7 @@ async def _hold(service: Service, talk: Conversation, lease: Lease) -> WireError
     """
     stopped = _Stop()
     lease.on_release(stopped.set)
-    await talk.stream.send_frame_with(TargetLeased(), lease.target.descriptor)
+    await talk.stream.send_frame_with(TargetLeased(), lease.target.mapped.descriptor)
     ending = asyncio.ensure_future(talk.receive_lease_end())
     waiting = asyncio.ensure_future(stopped.event.wait())
     timeout_s = service.storage.delivery_timeout_s

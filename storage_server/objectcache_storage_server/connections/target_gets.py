@@ -1,13 +1,14 @@
-"""Deliveries straight into memory that a client on this host has registered."""
+"""Deliveries straight into memory that a client has registered."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from contextlib import ExitStack
+from functools import partial
 
-from objectcache_schemas.descriptor import Descriptor, MemoryTarget
-from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unsupported
+from objectcache_schemas.descriptor import Descriptor
+from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_schemas.messages import DeliveryEnded, KvGet
 from objectcache_storage_server.connections.consumption import ConsumptionWatch
 from objectcache_storage_server.connections.conversation import Conversation
@@ -18,13 +19,15 @@ from objectcache_storage_server.connections.running import (
     wait_admitted,
 )
 from objectcache_storage_server.connections.sessions import Session
-from objectcache_storage_server.deliver import Delivery, DeliveryState
+from objectcache_storage_server.deliver import DeliveryState
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.plan import Plan
 from objectcache_storage_server.scheduling.compute_windows import shape_of
 from objectcache_storage_server.service import Service
-from objectcache_storage_server.targets import Lease
+from objectcache_storage_server.targets import RemoteTargetMemory
+from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
+from objectcache_storage_server.transports.staged import StagedTransport
 
 
 def start_target(
@@ -34,20 +37,42 @@ def start_target(
     request: KvGet,
     descriptor: Descriptor,
     terms: Terms,
+    staging_bytes: int,
 ) -> RunningDelivery:
-    """Begin reading straight into the client's registered memory.
+    """Begin reading straight into the client's registered memory, or, where a fabric reaches it,
+    into staging memory, of which `staging_bytes` were granted.
 
-    Takes `opened` over, whether it succeeds or not.
+    Takes `opened` and the grant over, whether it succeeds or not.
     """
     asked = descriptor.rdma_target
     assert asked is not None
+
+    def broken(error: ObjectCacheError) -> None:
+        running.delivery.fail(error)
+        assert isinstance(session, Session)
+        session.give_up()  # nothing more is written for it, so its client begins another one
+
     with ExitStack() as undo:
         undo.callback(opened.close)
-        lease = _lease(service, request.identity, asked, plan.payload_bytes)
+        undo.callback(service.fabrics.staging.release, staging_bytes)
+        lease = service.registry.lease(request.identity, asked, plan.payload_bytes)
         undo.callback(lease.end)
         session = lease.target.owner
         assert isinstance(session, Session)
-        transport = SharedMemoryTransport(lease, asked.tag, session.post)
+        transport: Transport
+        if isinstance(lease.target.memory, RemoteTargetMemory):
+            transport = StagedTransport(
+                lease,
+                asked.tag,
+                service.fabrics.staging,
+                staging_bytes,
+                lambda: service.dispatcher.wake(running.delivery),
+                broken,
+                plan.first_layer,
+            )
+            transport.when_quiet(partial(lease.target.memory.peer.forget, asked.tag))
+        else:
+            transport = SharedMemoryTransport(lease, asked.tag, session.post)
         running = RunningDelivery(service, plan, opened, transport, terms)
         undo.pop_all()  # from here on the delivery lets them go
     try:
@@ -59,15 +84,6 @@ def start_target(
         running.delivery.fail(DeliveryFailed("it could not be begun"))
         raise
     return running
-
-
-def _lease(service: Service, identity: str, asked: MemoryTarget, payload_bytes: int) -> Lease:
-    if asked.transport != SharedMemoryTransport.name:
-        raise Unsupported(
-            f"rdma_target.transport {asked.transport!r} is not served; "
-            f"{SharedMemoryTransport.name!r} is"
-        )
-    return service.registry.lease(identity, asked, payload_bytes)
 
 
 async def serve_target(service: Service, talk: Conversation, running: RunningDelivery) -> None:
@@ -94,12 +110,16 @@ async def serve_target(service: Service, talk: Conversation, running: RunningDel
             await asyncio.gather(watching, ending, return_exceptions=True)
         finally:
             await running.cancel("the client or the gateway is gone")
-    ended = _ended(running.delivery)
+    ended = _ended(running)
     running.terms.recorder.ended(time.monotonic(), ended.error)
     await talk.send(ended)
 
 
-def _ended(delivery: Delivery) -> DeliveryEnded:
+def _ended(running: RunningDelivery) -> DeliveryEnded:
+    delivery = running.delivery
+    if running.transport.undelivered is not None:
+        layer, failure = running.transport.undelivered
+        return DeliveryEnded(payload_bytes=0, error=failure.to_wire(), failed_layer=layer)
     if delivery.state is DeliveryState.COMPLETE:
         return DeliveryEnded(payload_bytes=delivery.plan.payload_bytes)
     error = delivery.error

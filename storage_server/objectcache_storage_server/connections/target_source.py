@@ -8,30 +8,46 @@ when it is read, is dropped, and reads as missing. No other chunk is touched by 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 
 from objectcache_schemas.descriptor import MemoryTarget
-from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unsupported
+from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.sockets import ConnectionEnded
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.service import Service
-from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 
 PIECE_BYTES = 32 * MIB  # written in one call: whole extents, so that a device is kept busy
 
 
-class TargetSource:
+class TargetSource(ABC):
     """A lease on the payload, until `close`. The target's owner may end it at any time."""
+
+    @abstractmethod
+    async def write_all(self, talk: Conversation, prefix: StagedPrefix) -> None:
+        """Write the whole payload, and close.
+
+        Raises the engine's errors, `NotFound` (NoSuchTarget) where the target was released before
+        the last byte was taken, and `ConnectionEnded` when the gateway hung up.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the target go, as soon as nobody reads it. Repeating has no effect."""
+
+
+class MappedSource(TargetSource):
+    """In a memory file. It is not read any more when `write_all` returns or raises."""
 
     def __init__(
         self, service: Service, identity: str, asked: MemoryTarget, shape: PrefixShape
     ) -> None:
-        """Raises `Unsupported` for another transport, `InvalidRequest` where the length is not the
-        payload's or leaves the target, `NotFound` (NoSuchTarget) unless the identity registered it.
+        """Raises `InvalidRequest` where the length is not the payload's or leaves the target,
+        `NotFound` (NoSuchTarget) unless the identity registered it.
         """
-        _check_source(asked, shape)
+        check_length(asked, shape)
         self._service = service
         self._piece_bytes = piece_bytes(shape)
         self._ended: ObjectCacheError | None = None
@@ -42,16 +58,12 @@ class TargetSource:
         self._ended = error
 
     async def write_all(self, talk: Conversation, prefix: StagedPrefix) -> None:
-        """Write the whole payload; the memory is not read any more when this returns or raises.
-
-        Raises the engine's errors, `NotFound` (NoSuchTarget) where the target was released before
-        the last byte was taken, and `ConnectionEnded` when the gateway hung up.
-        """
         watching = asyncio.ensure_future(talk.stream.closed_by_peer())
         try:
             for start_bytes in range(0, len(self._lease.view), self._piece_bytes):
                 self._check(watching)
-                await self._write_piece(prefix, start_bytes)
+                piece = self._lease.view[start_bytes : start_bytes + self._piece_bytes]
+                await write_piece(self._service, prefix, start_bytes, piece)
             self._check(watching)
         finally:
             watching.cancel()
@@ -64,18 +76,20 @@ class TargetSource:
         if watching.done():
             raise ConnectionEnded
 
-    async def _write_piece(self, prefix: StagedPrefix, start_bytes: int) -> None:
-        piece = self._lease.view[start_bytes : start_bytes + self._piece_bytes]
-        writing = asyncio.ensure_future(self._service.call(prefix.write, start_bytes, piece))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await asyncio.wait([writing])  # until then a thread reads the memory
-            raise
-
     def close(self) -> None:
-        """Let the target go. Repeating has no effect."""
         self._lease.end()
+
+
+async def write_piece(
+    service: Service, prefix: StagedPrefix, start_bytes: int, piece: memoryview
+) -> None:
+    """Have the engine write a piece; nobody reads its memory when this returns or raises."""
+    writing = asyncio.ensure_future(service.call(prefix.write, start_bytes, piece))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise
 
 
 def piece_bytes(shape: PrefixShape) -> int:
@@ -91,12 +105,8 @@ def piece_bytes(shape: PrefixShape) -> int:
     return units[-1]
 
 
-def _check_source(asked: MemoryTarget, shape: PrefixShape) -> None:
-    if asked.transport != SharedMemoryTransport.name:
-        raise Unsupported(
-            f"rdma_target.transport {asked.transport!r} is not served; "
-            f"{SharedMemoryTransport.name!r} is"
-        )
+def check_length(asked: MemoryTarget, shape: PrefixShape) -> None:
+    """Raise `InvalidRequest` where the length is not the payload's."""
     if asked.length_bytes != shape.total_bytes:
         raise InvalidRequest(
             f"rdma_target.length_bytes is {asked.length_bytes}, "

@@ -178,6 +178,12 @@ def _of_schedule(service: Service) -> Iterator[Metric]:
         (),
         alone(service.pool.promised_bytes),
     )
+    yield gauge(
+        "fabric_staging_bytes",
+        "Staging memory promised to deliveries over fabrics.",
+        (),
+        alone(service.fabrics.staging.promised_bytes),
+    )
 
 
 def _rates(scheduler: Scheduler[Delivery]) -> tuple[float, float]:

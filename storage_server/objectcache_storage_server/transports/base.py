@@ -6,6 +6,7 @@ A transport belongs to one delivery. Reader threads call it, several at once; no
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from objectcache_schemas.errors import ObjectCacheError
 
@@ -42,14 +43,28 @@ class Transport(ABC):
 
     @abstractmethod
     def fail(self, failed_layer: int, error: ObjectCacheError) -> None:
-        """The delivery has ended early; tell the client, as far as the transport can.
+        """The delivery has ended early; tell the client, as far as the transport can, when its
+        memory is not written any more.
 
-        Nothing is being written any more. Called at most once, before `close`, and never after the
+        No piece is handed over any more. Called at most once, before `close`, and never after the
         last layer was announced.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing will write any more: let go of what only writing needed. A second call has no
-        effect.
+        """Nothing will be handed over any more: let go of what only that needed. A second call has
+        no effect.
         """
+
+    def when_quiet(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once, from any thread, when the client's memory is not written any
+        more; after `close`. At once where pieces are in place as soon as they are written.
+        """
+        callback()
+
+    @property
+    def undelivered(self) -> tuple[int, ObjectCacheError] | None:
+        """The first layer that is not in place and why, where pieces that were handed over have not
+        arrived; known for good when the transport is quiet.
+        """
+        return None

@@ -171,8 +171,8 @@ def find_access(server: Server, environment: Mapping[str, str]) -> AdminAccess:
 
 
 def _root_key(server: Server, environment: Mapping[str, str]) -> RootKey:
+    from objectcache.channel.credentials_file import read_credentials
     from objectcache.cli.admin.api_client import RootKey
-    from objectcache.cli.credentials import read_credentials
     from objectcache_schemas.errors import InvalidRequest
     from objectcache_schemas.root_key import ROOT_CREDENTIALS_FILE
 

@@ -5,29 +5,32 @@ from __future__ import annotations
 import threading
 import weakref
 
-from objectcache.memory.targets import SharedMemoryTarget
+from objectcache.memory.targets import RegisteredTarget
 
 
-class SharedTargets:
-    """Explicit targets of one client, as long as somebody holds them. Thread-safe."""
+class HeldTargets:
+    """Explicit targets of one client and one transport, as long as somebody holds them.
+
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
-        self._targets: weakref.WeakSet[SharedMemoryTarget] = weakref.WeakSet()
+        self._targets: weakref.WeakSet[RegisteredTarget] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def add(self, target: SharedMemoryTarget) -> None:
+    def add(self, target: RegisteredTarget) -> None:
         """Have it found from now on."""
         with self._lock:
             self._targets.add(target)
 
-    def holding(self, address: int, length_bytes: int) -> tuple[SharedMemoryTarget, int] | None:
+    def holding(self, address: int, length_bytes: int) -> tuple[RegisteredTarget, int] | None:
         """The target that has all of this memory, and where in it the memory begins."""
         with self._lock:
             for target in self._targets:
-                offset_bytes = address - target.array.ctypes.data
+                offset_bytes = address - target.address
                 if 0 <= offset_bytes <= target.length_bytes - length_bytes:
                     return target, offset_bytes
         return None
 
     def __repr__(self) -> str:
-        return f"<SharedTargets {len(self._targets)}>"
+        return f"<HeldTargets {len(self._targets)}>"

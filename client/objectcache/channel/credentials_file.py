@@ -1,0 +1,31 @@
+"""An access key out of a file that AWS' own tools write and read too."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+from objectcache_schemas.errors import InvalidRequest
+
+PROFILE = "default"
+
+
+def read_credentials(file: Path) -> tuple[str, str]:
+    """Access key and secret of the default profile of an AWS shared-credentials file.
+
+    Raises `InvalidRequest` that names the file and what is wrong with it, never what it holds.
+    """
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(file.read_text("utf-8"), str(file))
+        profile = parser[PROFILE]
+        return profile["aws_access_key_id"], profile["aws_secret_access_key"]
+    except OSError as error:
+        raise InvalidRequest(f"credentials file {file}: {error.strerror}") from error
+    except KeyError as error:
+        raise InvalidRequest(f"credentials file {file}: there is no {error.args[0]}") from None
+    except (configparser.Error, UnicodeDecodeError):
+        # The parser's own message quotes the line, which may be the secret.
+        raise InvalidRequest(
+            f"credentials file {file}: not in the AWS shared-credentials format"
+        ) from None

@@ -1,0 +1,1 @@
+"""What both ends of a fabric share: addresses, announcements, and the bindings to its library."""

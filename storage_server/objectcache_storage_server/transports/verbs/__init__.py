@@ -1,0 +1,1 @@
+"""Verbs: one queue pair a session, writes from staging memory, announcements as immediate data."""

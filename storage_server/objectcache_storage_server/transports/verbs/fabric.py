@@ -1,0 +1,60 @@
+"""This server's side of verbs: a device, its staging memory, and a thread for its completions."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+from objectcache_schemas.errors import InvalidRequest, Unavailable
+from objectcache_schemas.fabric.verbs_address import VerbsAddress
+from objectcache_schemas.fabric.verbs_device import VerbsDevice
+from objectcache_storage_server.transports.fabric import Fabric, FabricPeer, StagingMemory
+from objectcache_storage_server.transports.verbs.completion_thread import CompletionThread
+from objectcache_storage_server.transports.verbs.peer import VerbsPeer
+
+TICK_S = 0.25  # deadlines are kept to this
+
+
+class VerbsFabric(Fabric):
+    """Clients on one RDMA device. Thread-safe."""
+
+    name = "verbs"
+
+    def __init__(self, staging: StagingMemory, device_name: str, timeout_s: float) -> None:
+        """Raises `Unavailable`, with what is missing: the library, the device, memory to lock."""
+        self._staging = staging
+        self._timeout_s = timeout_s
+        self._device = VerbsDevice(device_name)
+        try:
+            self._region = self._device.register(
+                staging.address, staging.length_bytes, remote_write=False, remote_read=False
+            )
+        except Unavailable:
+            self._device.close()
+            raise
+        self._thread = CompletionThread(TICK_S)
+        self._lock = threading.Lock()
+        self._peers: weakref.WeakSet[VerbsPeer] = weakref.WeakSet()
+
+    def open(self, endpoint: bytes) -> tuple[FabricPeer, bytes]:
+        client = VerbsAddress.from_bytes(endpoint)
+        if not client.receives:
+            raise InvalidRequest("endpoint.receives: a client takes one announcement at least")
+        peer = VerbsPeer(
+            self._device, self._staging, self._region, self._thread, client, self._timeout_s
+        )
+        with self._lock:  # not before: connecting to one client shall keep no other waiting
+            self._peers.add(peer)
+        return peer, peer.address.to_bytes()
+
+    def close(self) -> None:
+        with self._lock:
+            peers = list(self._peers)
+        for peer in peers:
+            peer.close()
+        self._thread.close()
+        self._region.close()
+        self._device.close()
+
+    def __repr__(self) -> str:
+        return f"<VerbsFabric on {self._device.name}, {len(self._peers)} peers>"

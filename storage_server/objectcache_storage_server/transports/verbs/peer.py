@@ -1,0 +1,273 @@
+"""One session's client over verbs: a queue pair, and what becomes of it.
+
+    open --- a completion failed, the deadline passed, or `close` ---> failing
+    failing --- all that was posted has been flushed, or the time for that is over ---> ended
+
+In `failing` nothing is posted any more, and the device still holds what was. Staging memory goes
+back only when the queue pair is destroyed: from then on the device reads none of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+
+from objectcache_schemas.errors import (
+    DeliveryFailed,
+    InvalidRequest,
+    ObjectCacheError,
+    Unavailable,
+)
+from objectcache_schemas.fabric.verbs_address import Announcement, VerbsAddress
+from objectcache_schemas.fabric.verbs_device import VerbsDevice, VerbsRegion
+from objectcache_schemas.fabric.verbs_queue_pair import (
+    SEGMENTS_MAX,
+    Completion,
+    QueuePair,
+    Segment,
+)
+from objectcache_storage_server.transports.fabric import (
+    DRAM,
+    FabricPeer,
+    RemoteMemory,
+    StagingMemory,
+    WriteDone,
+)
+from objectcache_storage_server.transports.verbs.completion_thread import CompletionThread
+from objectcache_storage_server.transports.verbs.send_queue import (
+    Operation,
+    SendQueue,
+    Transfer,
+    Work,
+)
+
+SEND_DEPTH = 32  # writes under way; of fragments, more than any link holds
+FLUSH_TIMEOUT_S = 1.0  # a device flushes at once; one that does not is told to let go
+
+logger = logging.getLogger("objectcache.storage_server.verbs")
+
+
+class _State(Enum):
+    OPEN = auto()
+    FAILING = auto()
+    ENDED = auto()
+
+
+class VerbsPeer(FabricPeer):
+    """A client on a queue pair of its own."""
+
+    def __init__(
+        self,
+        device: VerbsDevice,
+        staging: StagingMemory,
+        region: VerbsRegion,
+        thread: CompletionThread,
+        client: VerbsAddress,
+        timeout_s: float,
+    ) -> None:
+        """Connects, which may take a while. Raises `Unavailable` where the device cannot; nothing
+        is left open then.
+        """
+        self._staging = staging
+        self._region = region
+        self._thread = thread
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._state = _State.OPEN
+        self._error: ObjectCacheError | None = None
+        self._flush_by_s = 0.0
+        self._flushed_number = -1
+        self._closing = False
+        self._lost = False
+        self._when_broken: Callable[[], None] | None = None
+        depth = min(SEND_DEPTH, device.work_max)
+        self._reads_answered = client.reads
+        self._queue = SendQueue(
+            depth=depth,
+            segments_max=min(SEGMENTS_MAX, device.segments_max),
+            message_bytes_max=device.message_bytes_max,
+            credits_max=client.receives,
+        )
+        self._pair = QueuePair(device, send_depth=depth, receive_depth=0, reads_answered=0)
+        try:
+            self._pair.connect(client)
+            self._pair.arm()
+        except Unavailable:
+            self._pair.close()
+            raise
+        self.address = self._pair.address
+        thread.watch(self)
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when completions have come."""
+        return self._pair.descriptor
+
+    def admit(self, memory: RemoteMemory, metadata: bytes) -> None:
+        if metadata or memory.memory != DRAM or memory.device_id:
+            raise InvalidRequest("verbs take no metadata, and memory of the host alone")
+        self._raise_if_over()
+
+    def _raise_if_over(self) -> None:
+        if self._error is not None:
+            raise Unavailable(f"the client cannot be written to: {self._error.message}")
+
+    def write(
+        self, memory: RemoteMemory, offset_bytes: int, source: memoryview, done: WriteDone
+    ) -> None:
+        self._transfer(Operation.WRITE, memory, offset_bytes, source, done)
+
+    def read(
+        self, memory: RemoteMemory, offset_bytes: int, into: memoryview, done: WriteDone
+    ) -> None:
+        self._transfer(Operation.READ, memory, offset_bytes, into, done)
+
+    def _transfer(
+        self,
+        operation: Operation,
+        memory: RemoteMemory,
+        offset_bytes: int,
+        staged: memoryview,
+        done: WriteDone,
+    ) -> None:
+        assert 0 <= offset_bytes <= memory.length_bytes - len(staged)
+        address = self._region.address + self._staging.offset_of(staged)
+        segment = Segment(address, len(staged), self._region.local_key)
+        transfer = Transfer(operation, segment, memory.address + offset_bytes, memory.key, done)
+        with self._lock:
+            error = self._error
+            if operation is Operation.READ and not self._reads_answered:
+                error = error or DeliveryFailed("the client answers no reads of its memory")
+            if error is None:
+                self._queue.add(transfer)
+                self._post()
+        if error is not None:
+            self._thread.call(partial(done, error))
+
+    def when_broken(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._lost:
+                self._when_broken = callback
+                return
+        callback()
+
+    def announce(self, tag: int, end_layer: int) -> None:
+        with self._lock:
+            if self._state is _State.OPEN:
+                self._queue.announce(Announcement(tag, end_layer))
+                self._post()
+
+    def forget(self, tag: int) -> None:
+        with self._lock:
+            self._queue.forget(tag)
+
+    def return_credits(self, count: int) -> None:
+        with self._lock:
+            if self._state is _State.OPEN:
+                self._queue.return_credits(count)
+                self._post()
+
+    def _post(self) -> None:
+        """Give the device what its queue has room for; under the lock."""
+        try:
+            for work in self._queue.take(time.monotonic()):
+                self._post_one(work)
+        except Unavailable as error:
+            self._begin_to_fail(DeliveryFailed(error.message))
+
+    def _post_one(self, work: Work) -> None:
+        if work.announcement is not None:
+            self._pair.announce(work.number, work.announcement, signalled=work.signalled)
+            return
+        first = work.transfers[0]
+        post = self._pair.write if first.operation is Operation.WRITE else self._pair.read
+        segments = [transfer.segment for transfer in work.transfers]
+        post(work.number, segments, first.address, first.key, signalled=work.signalled)
+
+    def happened(self) -> None:
+        """Completions have come: tell whom they concern, and post what waited."""
+        self._pair.take_events()
+        self._pair.arm()
+        while completions := self._pair.poll():
+            done: list[WriteDone] = []
+            with self._lock:
+                for completion in completions:
+                    done += self._ended(completion)
+                if self._state is _State.OPEN:
+                    self._post()
+            for tell in done:
+                tell(None)
+        self._end_if_flushed()
+
+    def _ended(self, completion: Completion) -> list[WriteDone]:
+        """Whose transfers are through; under the lock. What is before the first failure is."""
+        now_s = time.monotonic()
+        if not completion.failure:
+            return self._queue.completed(completion.number, now_s)
+        done: list[WriteDone] = []
+        if self._state is _State.OPEN:
+            done = self._queue.completed(completion.number - 1, now_s)
+            self._begin_to_fail(DeliveryFailed(f"verbs: {completion.failure}"))
+        self._flushed_number = completion.number
+        return done
+
+    def _begin_to_fail(self, error: ObjectCacheError) -> None:
+        """Under the lock. What was posted comes back as flushed."""
+        if self._state is not _State.OPEN:
+            return
+        self._state = _State.FAILING
+        self._error = error
+        self._flush_by_s = time.monotonic() + FLUSH_TIMEOUT_S
+        try:
+            self._pair.fail()
+        except Unavailable:
+            self._flush_by_s = 0.0  # destroying it lets go as well
+        self._thread.call(self._end_if_flushed)
+
+    def _end_if_flushed(self) -> None:
+        """In the fabric's thread: destroy the queue pair, then say what has failed."""
+        with self._lock:
+            queue = self._queue
+            flushed = not queue.posted_count or self._flushed_number == queue.last_number
+            if self._state is not _State.FAILING or not (
+                flushed or time.monotonic() > self._flush_by_s
+            ):
+                return
+            self._state = _State.ENDED
+            self._lost = not self._closing
+            broken = self._when_broken if self._lost else None
+            done = self._queue.abandon()
+        self._thread.forget(self)
+        try:
+            self._pair.close()
+        except Unavailable:
+            logger.exception("%r is left to the end of the process", self._pair)
+        if broken is not None:
+            broken()
+        for tell in done:
+            tell(self._error)
+
+    def time_passed(self, now_s: float) -> None:
+        """Give up a client that takes too long, and a device that does not flush."""
+        with self._lock:
+            waits_since_s = self._queue.waits_since_s
+            if waits_since_s is not None and now_s - waits_since_s > self._timeout_s:
+                self._begin_to_fail(
+                    DeliveryFailed(
+                        f"the client has not taken a write within {self._timeout_s:g} s "
+                        "(storage.fabric_timeout_s)"
+                    )
+                )
+        self._end_if_flushed()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing = True
+            self._begin_to_fail(DeliveryFailed("the client's session has ended"))
+
+    def __repr__(self) -> str:
+        return f"<VerbsPeer {self._state.name.lower()}, {self._queue!r}>"

@@ -1,0 +1,181 @@
+"""Sessions through the gateway: who is let in, and what ends one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from objectcache.channel.access_key import AccessKey
+from objectcache.channel.endpoint import Endpoint
+from objectcache.channel.requests import join_session
+from objectcache.channel.signing import Signer
+from objectcache.memory.web_wire import WebWire
+from objectcache_gateway.handlers.client_sessions import MESSAGE_BYTES_MAX
+from objectcache_schemas import headers
+from objectcache_schemas.errors import (
+    AccessDenied,
+    Busy,
+    WireError,
+)
+from objectcache_schemas.message import PROTOCOL_VERSION, Message
+from objectcache_schemas.target_messages import (
+    JoinSession,
+    LayersConsumed,
+    OpenFabric,
+    RegisterRemoteTarget,
+    RegisterTarget,
+    ReleaseTarget,
+    ReturnCredits,
+    TargetEvent,
+)
+from tests.integration.served import wait_until
+from tests.s3_clients import call
+from tests.servers import RunningServer, start_server
+
+TIMEOUT_S = 20.0
+SESSIONS_MAX = 3
+_EVENT: msgspec.msgpack.Decoder[TargetEvent] = msgspec.msgpack.Decoder(TargetEvent)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("sessions")
+    with start_server(
+        folder, f"storage.sessions_max={SESSIONS_MAX}", "storage.nixl=off"
+    ) as running:
+        yield running
+
+
+def signer_of(server: RunningServer, secret_key: str | None = None) -> Signer:
+    pair = server.credentials
+    key = AccessKey(pair.access_key, secret_key or pair.secret_key, None)
+    return Signer(Endpoint.parse(server.endpoint), "us-east-1", lambda: key)
+
+
+def join(server: RunningServer, secret_key: str | None = None) -> WebWire:
+    sign = signer_of(server, secret_key).signed_headers
+    return WebWire.join(Endpoint.parse(server.endpoint), sign, None, TIMEOUT_S)
+
+
+@pytest.fixture
+def joined(server: RunningServer) -> Iterator[Any]:
+    """The library's connection, joined."""
+    wires: list[WebWire] = []
+
+    def try_to_join() -> bool:  # earlier tests' sessions may be ending still
+        try:
+            wires.append(join(server))
+        except Busy:
+            return False
+        return True
+
+    wait_until(try_to_join, "a session", TIMEOUT_S)
+    yield wires[0]._connection
+    wires[0].close()
+
+
+def answer(connection: Any, message: Message) -> TargetEvent:
+    connection.send(msgspec.msgpack.encode(message))
+    return _EVENT.decode(connection.recv(TIMEOUT_S))
+
+
+def test_a_wrong_signature_is_denied(server: RunningServer) -> None:
+    with pytest.raises(AccessDenied) as caught:
+        join(server, "not-the-secret")
+    assert caught.value.code == "SignatureDoesNotMatch"
+
+
+def test_an_unsigned_request_is_denied(server: RunningServer) -> None:
+    url = f"ws://{server.host}:{server.port}/?{headers.KV_SESSION}"
+    with pytest.raises(Exception, match="403"), connect(url, proxy=None):
+        pass
+
+
+def test_a_plain_request_is_told_to_upgrade(server: RunningServer) -> None:
+    response = call(server, "GET", f"/?{join_session().query}")
+    assert response.status == 400
+    assert b"WebSocket" in response.body
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (OpenFabric(transport="nixl"), "storage.nixl is off"),
+        (OpenFabric(transport="smoke"), "there are shared_memory, nixl and verbs"),
+        (RegisterRemoteTarget(length_bytes=10, address=4096), "OpenFabric"),
+        (RegisterTarget(length_bytes=4096), "memory file"),
+        (ReleaseTarget(target_id=b"0123456789abcdef"), "not registered"),
+        (JoinSession(v=PROTOCOL_VERSION, ticket=b"x"), "joined already"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_the_session_goes_on(
+    joined: Any, message: Message, said: str
+) -> None:
+    joined.send(msgspec.msgpack.encode(ReturnCredits(count=5)))  # neither is answered
+    joined.send(msgspec.msgpack.encode(LayersConsumed(tag=1, end_layer=1, compute_s=0.1)))
+    for _ in range(2):
+        error = answer(joined, message)
+        assert isinstance(error, WireError)
+        assert said in error.message
+
+
+def test_a_message_that_is_none_ends_the_session_with_the_reason(joined: Any) -> None:
+    joined.send(b"\xc1")
+    error = _EVENT.decode(joined.recv(TIMEOUT_S))
+    assert isinstance(error, WireError)
+    with pytest.raises(ConnectionClosed):
+        joined.recv(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("message", ["text", bytes(MESSAGE_BYTES_MAX + 1)])
+def test_text_and_a_message_that_is_too_long_end_the_session(
+    joined: Any, message: str | bytes
+) -> None:
+    joined.send(message)
+    with pytest.raises(ConnectionClosed):
+        joined.recv(TIMEOUT_S)
+
+
+def test_one_session_more_than_are_served_is_turned_away_until_one_ends(
+    server: RunningServer, joined: Any
+) -> None:
+    wires = []
+
+    def is_full() -> bool:
+        try:
+            wires.append(join(server))
+        except Busy as error:
+            return "storage.sessions_max" in error.message
+        return False
+
+    wait_until(is_full, "the last session to be taken", TIMEOUT_S)
+    assert len(wires) == SESSIONS_MAX - 1
+    wires.pop().close()
+
+    def has_room() -> bool:
+        try:
+            wires.append(join(server))
+        except Busy:
+            return False
+        return True
+
+    wait_until(has_room, "the session that ended to be let go", TIMEOUT_S)
+    for wire in wires:
+        wire.close()
+
+
+def test_a_client_that_takes_no_answers_is_let_go(server: RunningServer, joined: Any) -> None:
+    """It asks for refusals without end and reads none of them."""
+    nonsense = msgspec.msgpack.encode(ReleaseTarget(target_id=b"0123456789abcdef"))
+
+    def ask_without_end() -> None:
+        while True:
+            joined.send(nonsense)
+
+    with pytest.raises((ConnectionClosed, OSError)):
+        ask_without_end()
