@@ -1,0 +1,121 @@
+"""What a connector is told by its engine's configuration, in the same words for every engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from objectcache.channel.authorities import ca_file_of, client_context
+from objectcache.channel.credentials_file import read_credentials
+from objectcache.channel.endpoint import Endpoint
+from objectcache.client import CONNECTIONS_MAX, DEFAULT_REGION, TIMEOUT_S, Client
+from objectcache.core import TransportChoice
+from objectcache_schemas.errors import InvalidRequest
+
+LOOKUP_TIMEOUT_S = 0.5  # an engine waits for it before it computes
+_SECONDS = ("timeout_s", "lookup_timeout_s")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_VARIABLES = {
+    "endpoint": "OBJECTCACHE_ENDPOINT",
+    "bucket": "OBJECTCACHE_BUCKET",
+    "access_key": "OBJECTCACHE_ACCESS_KEY",
+    "secret_key": "OBJECTCACHE_SECRET_KEY",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfiguration:
+    """Where an engine's KV is kept, and how it travels.
+
+    `weights_revision` is part of every key: whatever tells two sets of weights under one model name
+    apart; where it is empty, `model_identity` finds one. `lookup_timeout_s` bounds every silence of
+    the server in a lookup, which an engine waits for, `timeout_s` in anything else.
+    `credentials_file` in a mapping names an AWS shared credentials file (its default profile), so
+    that no secret stands in a command line.
+    """
+
+    endpoint: str
+    bucket: str
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    region: str = DEFAULT_REGION
+    transport: str = "auto"
+    timeout_s: float = TIMEOUT_S
+    ca_file: str | None = None
+    weights_revision: str = ""
+    lookup_timeout_s: float = LOOKUP_TIMEOUT_S
+
+    @classmethod
+    def from_mapping(
+        cls, values: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> StoreConfiguration:
+        """Read a connector's own configuration; what it lacks comes from OBJECTCACHE_ENDPOINT,
+        OBJECTCACHE_BUCKET, OBJECTCACHE_ACCESS_KEY and OBJECTCACHE_SECRET_KEY.
+
+        Raises `InvalidRequest` naming the key that is unknown, of the wrong type, or missing.
+        """
+        known = {entry.name: entry for entry in fields(cls)}
+        unknown = sorted(set(values) - set(known) - {"credentials_file"})
+        if unknown:
+            allowed = ", ".join([*known, "credentials_file"])
+            raise InvalidRequest(
+                f"connector setting {unknown[0]!r} is unknown; there are {allowed}"
+            )
+        chosen = {**_of_file(values.get("credentials_file")), **_without_file(values)}
+        for name, variable in _VARIABLES.items():
+            if not chosen.get(name):
+                chosen[name] = environment.get(variable, "")
+            if not chosen[name]:
+                raise InvalidRequest(f"connector setting {name!r} is missing; or set {variable}")
+        chosen.setdefault("ca_file", ca_file_of(environment))
+        for name, value in chosen.items():
+            _check_type(name, value)
+        _check_words(chosen)
+        return cls(**chosen)
+
+    def connect(self, connections_max: int = CONNECTIONS_MAX) -> Client:
+        """A client. Nothing is sent before its first call. An open delivery holds a connection."""
+        return Client(
+            self.endpoint,
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+            region=self.region,
+            transport=self.transport,
+            timeout_s=self.timeout_s,
+            connections_max=connections_max,
+            tls=client_context(self.ca_file),
+        )
+
+
+def _of_file(name: object) -> dict[str, Any]:
+    if name is None:
+        return {}
+    access_key, secret_key = read_credentials(Path(str(name)))
+    return {"access_key": access_key, "secret_key": secret_key}
+
+
+def _without_file(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "credentials_file"}
+
+
+def _check_words(chosen: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest` now for what the first request would fail with."""
+    Endpoint.parse(chosen["endpoint"])
+    TransportChoice.parse(chosen.get("transport", TransportChoice.AUTO.value))
+    if not _BUCKET.fullmatch(chosen["bucket"]):
+        raise InvalidRequest(
+            f"connector setting 'bucket' must be 3 to 63 of a-z 0-9 . -, got {chosen['bucket']!r}"
+        )
+
+
+def _check_type(name: str, value: object) -> None:
+    if name in _SECONDS:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise InvalidRequest(f"connector setting {name!r} must be seconds, got {value!r}")
+    elif not isinstance(value, str) and not (name == "ca_file" and value is None):
+        raise InvalidRequest(
+            f"connector setting {name!r} must be a string, got {type(value).__name__}"
+        )

@@ -1,0 +1,117 @@
+"""When the store is left alone, so that an engine does not wait for it again and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from objectcache_schemas.errors import Busy, DeliveryFailed, ObjectCacheError, Unavailable
+
+PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 30.0
+LOG_INTERVAL_S = 30.0  # of failures that begin no pause
+
+_OUT_OF_REACH = (Unavailable, Busy, DeliveryFailed)
+
+T = TypeVar("T")
+
+
+class Pause:
+    """How long a store that failed is left alone: twice as long as the last time, until what failed
+    has gone well again. Time is an argument.
+    """
+
+    def __init__(self) -> None:
+        self._until_s = float("-inf")
+        self._next_s = PAUSE_MIN_S
+        self._failing: set[str] = set()
+
+    def rest_s(self, now_s: float) -> float:
+        """How much longer nothing should be asked; 0 where the store may be asked."""
+        return max(0.0, self._until_s - now_s)
+
+    def failed(self, what: str, now_s: float, least_s: float = 0.0) -> None:
+        """An operation of this kind failed. What was under way when a pause began, and fails in it,
+        does not make it longer, unless the server asked for `least_s`.
+        """
+        self._failing.add(what)
+        if self.rest_s(now_s) == 0.0:
+            self._until_s = now_s + self._next_s
+            self._next_s = min(2 * self._next_s, PAUSE_MAX_S)
+        self._until_s = max(self._until_s, now_s + min(least_s, PAUSE_MAX_S))
+
+    def answered(self, what: str) -> None:
+        """An operation of this kind went well. One kind says nothing about another: lookups may be
+        answered by a server whose deliveries fail.
+        """
+        self._failing.discard(what)
+        if not self._failing:
+            self._next_s = PAUSE_MIN_S
+
+
+class Outage:
+    """Stands before a connector's calls to its store: after one that found it out of reach, too
+    busy or too slow, nothing is asked for a while. Thread-safe; one for all calls over one client.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._lock = threading.Lock()
+        self._pause = Pause()
+        self._silent_until_s = 0.0
+        self.failure_count = 0
+
+    @property
+    def rest_s(self) -> float:
+        """How much longer nothing is asked; 0 where the store is asked."""
+        with self._lock:
+            return self._pause.rest_s(time.monotonic())
+
+    def call(self, what: str, work: Callable[[], T]) -> T:
+        """Do what asks the store; its failure is noted under this name, and raised again.
+
+        Raises `Unavailable` at once while the store is left alone.
+        """
+        if rest_s := self.rest_s:
+            raise Unavailable(f"the store failed and is left alone for another {rest_s:.1f} s")
+        try:
+            result = work()
+        except ObjectCacheError as error:
+            self.failed(what, error)
+            raise
+        self.answered(what)
+        return result
+
+    def attempt(self, what: str, work: Callable[[], T], otherwise: T) -> T:
+        """`call`, with an answer in the place of what the store is the cause of."""
+        try:
+            return self.call(what, work)
+        except ObjectCacheError:
+            return otherwise
+
+    def failed(self, what: str, error: ObjectCacheError) -> None:
+        """Note a failure of what `call` did not do; a refusal, or a miss, begins no pause."""
+        now_s = time.monotonic()
+        pauses = isinstance(error, _OUT_OF_REACH)
+        with self._lock:
+            self.failure_count += 1
+            began_s = self._pause.rest_s(now_s)
+            if pauses:
+                self._pause.failed(what, now_s, error.details.retry_after_s or 0.0)
+            rest_s = self._pause.rest_s(now_s)
+            tells = began_s == 0.0 if pauses else now_s >= self._silent_until_s
+            if tells and not pauses:
+                self._silent_until_s = now_s + LOG_INTERVAL_S
+        if tells:
+            left = f"; the store is left alone for {rest_s:g} s" if pauses else ""
+            self._logger.warning("%s failed (%s): %s%s", what, error.code, error.message, left)
+
+    def answered(self, what: str) -> None:
+        """Note the success of what `call` did not do."""
+        with self._lock:
+            self._pause.answered(what)
+
+    def __repr__(self) -> str:
+        return f"<Outage, {self.failure_count} failures, {self.rest_s:.1f} s to wait>"

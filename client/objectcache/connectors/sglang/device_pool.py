@@ -1,0 +1,147 @@
+"""SGLang's device pools as pages: one layer of many pages is written, whole pages are read.
+
+Sources: `MHATokenToKVPool` and `MLATokenToKVPool` in `sglang/srt/mem_cache/memory_pool.py` 0.5.23.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from objectcache.connectors.sglang.host_layouts import Bytes, PageGeometry
+from objectcache.connectors.sglang.host_pool import layout_name, page_starts
+from objectcache.connectors.sglang.page_source import PageSource
+from objectcache_schemas.errors import InvalidRequest
+
+
+class DevicePool:
+    """K and V, or the latent, of every layer: tensors of (slot, head, dim) on one device.
+
+    A chunk is a page in the order of `host_layouts`: layer, K or V, token, head. Its bytes are
+    copied once in memory of the CPU; to and from a GPU they cross the bus once, as one run, and are
+    put in place on the device.
+    """
+
+    def __init__(self, kvcache: Any, page_tokens: int) -> None:
+        """Raises `InvalidRequest` for a pool that is neither plain MHA nor plain MLA."""
+        components = _components(kvcache)
+        self._page_tokens = page_tokens
+        layers = [
+            [_paged(part[layer], page_tokens) for part in components]
+            for layer in range(len(components[0]))
+        ]
+        self.device = layers[0][0].device
+        self._page_count = min(len(part) for layer in layers for part in layer)
+        # numpy copies rows as runs of bytes; torch's index_copy_ took ten times as long on a CPU.
+        self._on_cpu = self.device.type == "cpu"
+        self._layers = (
+            [[part.numpy() for part in layer] for layer in layers] if self._on_cpu else layers
+        )
+        self.geometry = _geometry(kvcache, components, page_tokens)
+        self.dtype = str(kvcache.store_dtype)
+        self.layout_name = layout_name("kv", kvcache.start_layer or 0, self.geometry)
+        self.rank_replicated = len(components) == 1
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the pool."""
+        return len(self._layers)
+
+    def pages(self, slots: Any) -> Any:
+        """The pages of these slots: int64, on the device where it is a GPU.
+
+        Raises `InvalidRequest` unless they are whole, aligned pages of the pool.
+        """
+        starts = page_starts(slots.detach().cpu(), self._page_tokens, self._page_count)
+        ids = np.array(starts, np.int64) // self._page_tokens
+        if self._on_cpu:
+            return ids
+        import torch  # pyright: ignore[reportMissingImports]
+
+        return torch.from_numpy(ids).to(self.device)
+
+    def write_layer(self, layer: int, pages: Any, payload: Bytes) -> None:
+        """Put a layer payload, uint8[pages, slice_bytes], into its place.
+
+        On a GPU the copies are queued on the current stream; `payload` must live until they end.
+        """
+        parts = self._layers[layer]
+        if self._on_cpu:
+            by_part = payload.reshape(len(payload), len(parts), -1)
+            for component, part in enumerate(parts):
+                part[pages] = by_part[:, component]
+            return
+        import torch  # pyright: ignore[reportMissingImports]
+
+        source = torch.from_numpy(payload).to(self.device, non_blocking=True)
+        source = source.view(len(payload), len(parts), -1)
+        for component, part in enumerate(parts):
+            part.index_copy_(0, pages, source[:, component])
+
+    def read_pages(self, pages: Any, chunks: Bytes) -> None:
+        """Copy pages into `chunks`: uint8[pages, num_layers, slice_bytes]."""
+        shape = (len(chunks), self.num_layers, self.geometry.components, -1)
+        if self._on_cpu:
+            by_part = chunks.reshape(shape)
+            for layer, parts in enumerate(self._layers):
+                for component, part in enumerate(parts):
+                    for position, page in enumerate(pages):
+                        by_part[position, layer, component] = part[page]
+            return
+        import torch  # pyright: ignore[reportMissingImports]
+
+        target = torch.from_numpy(chunks)
+        block = torch.empty_like(target, device=self.device)
+        by_layer = block.view(shape)
+        for layer, parts in enumerate(self._layers):
+            for component, part in enumerate(parts):
+                by_layer[:, layer, component] = part.index_select(0, pages)
+        target.copy_(block)
+
+    def __repr__(self) -> str:
+        return f"<DevicePool {self.layout_name}, {self._page_count} pages on {self.device}>"
+
+
+class DevicePages(PageSource):
+    """Pages of a device pool, for a put."""
+
+    def __init__(self, pool: DevicePool, pages: Any) -> None:
+        """`pages` are ids as `DevicePool.pages` gives them."""
+        self._pool = pool
+        self._pages = pages
+
+    def read(self, start: int, end: int, chunks: Bytes) -> None:
+        self._pool.read_pages(self._pages[start:end], chunks)
+
+
+def _components(kvcache: Any) -> list[Any]:
+    """The buffers of each component, one tensor a layer."""
+    kind = type(kvcache).__name__
+    if kind == "MHATokenToKVPool":
+        plain = kvcache.kv_cache_layout == "nhd" and kvcache.k_scale_buffer is None
+        if plain and kvcache.head_dim == kvcache.v_head_dim:
+            return [kvcache.k_buffer, kvcache.v_buffer]
+    elif kind == "MLATokenToKVPool" and not kvcache.use_dsa and kvcache.kv_scale_buffer is None:
+        return [kvcache.kv_buffer]
+    raise InvalidRequest(
+        f"the linker stores plain MHA and MLA pools, not {kind} in this configuration; use "
+        f"--hicache-storage-backend dynamic with objectcache.connectors.sglang"
+    )
+
+
+def _paged(buffer: Any, page_tokens: int) -> Any:
+    """uint8[page, bytes], a view of (slot, head, dim)."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    if not buffer.is_contiguous():
+        raise InvalidRequest("a layer's KV must lie in one run")
+    page_count = len(buffer) // page_tokens
+    return buffer.view(torch.uint8)[: page_count * page_tokens].view(page_count, -1)
+
+
+def _geometry(kvcache: Any, components: list[Any], page_tokens: int) -> PageGeometry:
+    buffer = components[0][0]
+    _, heads, width = buffer.shape
+    head_bytes = width * buffer.element_size()
+    return PageGeometry(len(components[0]), len(components), page_tokens, 1, heads, head_bytes)

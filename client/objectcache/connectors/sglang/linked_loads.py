@@ -1,0 +1,92 @@
+"""Loads of the linker: one layerwise delivery a request, layers put into the device's pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from objectcache.connectors.sglang.device_pool import DevicePool
+from objectcache.connectors.sglang.page_store import PageStore
+from objectcache.deliveries.delivery import Delivery
+
+BEGIN_THREADS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Pages of one request: their hashes, and where they go."""
+
+    hashes: list[str]
+    slots: Any
+
+
+def load_layers(
+    store: PageStore,
+    pool: DevicePool,
+    loads: Sequence[Load],
+    complete: Callable[[int], None],
+    device_module: Any,
+) -> None:
+    """Bring every layer of every load into place; `complete` hears of each when it is there.
+
+    The deliveries of all loads begin at once, before the first layer is waited for. `device_module`
+    is torch's module for the pool's device (`torch.cuda`, say). Raises what the store has against
+    one of them, `DeliveryFailed` where one ends early or all take longer than a server that works
+    would, and nothing is written to the device afterwards.
+    """
+    page_count = sum(len(load.hashes) for load in loads)
+    on_cpu = pool.device.type == "cpu"
+    stream = None if on_cpu else device_module.Stream(pool.device)
+    places = [pool.pages(load.slots) for load in loads]
+    with ExitStack() as stack:
+        deliveries = _begun(store, loads, stack)
+        deadline_s = time.monotonic() + store.patience_s(page_count)
+        for layer in range(pool.num_layers):
+            with _in_place(stream, device_module):
+                for delivery, pages in zip(deliveries, places, strict=True):
+                    rest_s = max(0.0, deadline_s - time.monotonic())
+                    pool.write_layer(layer, pages, delivery.wait_layer(layer, rest_s))
+            complete(layer)
+
+
+def _begun(store: PageStore, loads: Sequence[Load], stack: ExitStack) -> list[Delivery]:
+    """The deliveries of all loads, which end with `stack`; raises what one of them was refused for.
+
+    A fetch returns when the server has accepted it, so they are asked for side by side.
+    """
+    with ThreadPoolExecutor(min(len(loads), BEGIN_THREADS_MAX), "objectcache-begin") as threads:
+        asked = [threads.submit(partial(_begin, store, load)) for load in loads]
+    refusals = [error for answer in asked if (error := answer.exception()) is not None]
+    accepted = [answer.result() for answer in asked if answer.exception() is None]
+    for delivery in accepted:
+        stack.enter_context(delivery)
+    if refusals:
+        raise refusals[0]
+    return accepted
+
+
+def _begin(store: PageStore, load: Load) -> Delivery:
+    delivery = store.bucket.fetch(store.namespace.keys(load.hashes), delivery="layerwise")
+    # Copying a layer says nothing about when the GPU is through with it.
+    delivery.report_explicitly()
+    return delivery
+
+
+@contextmanager
+def _in_place(stream: Any, device_module: Any) -> Generator[None]:
+    """A block whose copies are over when it ends, however it ends: SGLang may free the pages then,
+    and the deliveries their memory.
+    """
+    if stream is None:
+        yield
+        return
+    try:
+        with device_module.stream(stream):
+            yield
+    finally:
+        stream.synchronize()

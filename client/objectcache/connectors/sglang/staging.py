@@ -1,0 +1,62 @@
+"""Memory in which pages are put into chunk order before they are stored."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import numpy as np
+
+from objectcache.client import Client
+from objectcache.connectors.sglang.host_layouts import Bytes
+from objectcache.memory.targets import SharedMemoryTarget
+from objectcache_schemas.errors import ObjectCacheError
+
+
+class Staging:
+    """One piece of memory for one put at a time, shared with the storage server where it can be:
+    then what is copied into it is not copied again.
+    """
+
+    def __init__(self, client: Client, length_bytes: int, *, shared: bool) -> None:
+        self._client = client
+        self._length_bytes = length_bytes
+        self._shared = shared
+        self._target: SharedMemoryTarget | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def memory(self) -> Generator[Bytes]:
+        """uint8[length_bytes], for the length of the block; others wait."""
+        with self._lock:
+            try:
+                yield self._array()
+            except BaseException:
+                # A put that failed may have lost the memory with the server's session.
+                self._drop()
+                raise
+
+    def close(self) -> None:
+        """Take the memory away from the server."""
+        with self._lock:
+            self._drop()
+
+    def _array(self) -> Bytes:
+        if self._shared and self._target is None:
+            try:
+                self._target = self._client.shared_memory_target(self._length_bytes)
+            except ObjectCacheError:  # no server on this host: the body carries a copy
+                return np.empty(self._length_bytes, np.uint8)
+        if self._target is None:
+            return np.empty(self._length_bytes, np.uint8)
+        return self._target.array
+
+    def _drop(self) -> None:
+        if self._target is not None:
+            self._target.close()
+        self._target = None
+
+    def __repr__(self) -> str:
+        where = "shared" if self._target is not None else "private"
+        return f"<Staging {self._length_bytes} bytes, {where}>"

@@ -1,0 +1,248 @@
+"""`ObjectCacheConnector`: vLLM's KVConnectorBase_V1 over an ObjectCache bucket.
+
+vLLM makes one in its scheduler and one in every worker. This module hands each call to the side
+that it belongs to, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from objectcache.connectors.missing_engine import missing_engine
+from objectcache.connectors.stored_chunks import match_prefix
+from objectcache.connectors.vllm.geometry import EngineGeometry, read_geometry
+from objectcache.connectors.vllm.lookups import Lookups
+from objectcache.connectors.vllm.paged_layout import PagedLayer
+from objectcache.connectors.vllm.plans import StepPlan
+from objectcache.connectors.vllm.scheduler_side import SchedulerSide, SideRoles
+from objectcache.connectors.vllm.settings import read_settings
+from objectcache.connectors.vllm.store import Store
+from objectcache.connectors.vllm.worker_side import (
+    WorkerSide,
+    content_of,
+    numbered,
+    staging_slots,
+)
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.layout import KvLayout
+
+try:
+    import vllm  # pyright: ignore[reportMissingImports]
+    from vllm.distributed.kv_transfer.kv_connector.v1 import (  # pyright: ignore[reportMissingImports]
+        base as kv_connector,
+    )
+
+    vllm_version: str = vllm.__version__
+    scheduler_role: Any = kv_connector.KVConnectorRole.SCHEDULER
+    KVConnectorBase_V1: Any = kv_connector.KVConnectorBase_V1
+    KVConnectorMetadata: Any = kv_connector.KVConnectorMetadata
+    KVConnectorWorkerMetadata: Any = kv_connector.KVConnectorWorkerMetadata
+except ImportError as error:
+    KVConnectorBase_V1 = missing_engine("vllm", error)
+    KVConnectorMetadata = KVConnectorWorkerMetadata = object
+    vllm_version, scheduler_role = "", None
+
+
+@dataclass(frozen=True)
+class StepMetadata(KVConnectorMetadata):
+    """One step's plan, on its way to the workers."""
+
+    plan: StepPlan
+
+
+@dataclass
+class StepReport(KVConnectorWorkerMetadata):
+    """Steps that a worker is through with, on their way to the scheduler."""
+
+    steps: set[int]
+
+    def aggregate(self, other: StepReport) -> StepReport:
+        """Several workers' reports of one step."""
+        return StepReport(self.steps | other.steps)
+
+
+class ObjectCacheConnector(KVConnectorBase_V1):
+    """Configured by `--kv-transfer-config` alone; docs/vllm.md has the line.
+
+    Raises `InvalidRequest` at the engine's start naming the setting, or the option of vLLM, that
+    cannot be served.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        if transfer.kv_load_failure_policy != "recompute":
+            raise InvalidRequest(
+                "kv_load_failure_policy must be 'recompute' in --kv-transfer-config, got "
+                f"{transfer.kv_load_failure_policy!r}: a block that is evicted while it is on its "
+                "way would fail its request"
+            )
+        self._settings, self._configuration = read_settings(transfer.kv_connector_extra_config)
+        self._geometry = read_geometry(
+            vllm_config,
+            kv_cache_config,
+            self._configuration.weights_revision,
+            vllm_version,
+            os.environ,
+        )
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._store: Store | None = None
+        if role == scheduler_role:
+            self._scheduler = self._scheduler_side(
+                SideRoles(transfer.is_kv_consumer, transfer.is_kv_producer)
+            )
+
+    def _scheduler_side(self, roles: SideRoles) -> SchedulerSide:
+        layout = _layout(self._geometry, len(self._layer_names()))
+        timeout_s = self._configuration.lookup_timeout_s
+        store = self._store = Store(self._configuration, layout, timeout_s)
+        lookups = Lookups(lambda keys: match_prefix(store.bucket(), keys), timeout_s)
+        return SchedulerSide(self._geometry, lookups, roles, self._settings.fetch_tokens_min)
+
+    def _layer_names(self) -> list[str]:
+        names: list[str] = self._kv_cache_config.kv_cache_groups[0].layer_names
+        return names
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that is dropped is a later miss, and nothing else."""
+        return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """A replayed whole graph would skip the waits for layers."""
+        return True
+
+    # --- the scheduler's side ---
+
+    def on_new_request(self, request: Any) -> None:
+        if self._scheduler is not None:
+            self._scheduler.arrived(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        assert self._scheduler is not None
+        return self._scheduler.matched_tokens(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        assert self._scheduler is not None
+        self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._scheduler is not None:
+            self._scheduler.bind(kv_cache_manager)
+
+    def reset_cache(self) -> bool:
+        """vLLM asks for it after its weights were changed."""
+        assert self._scheduler is not None
+        return self._scheduler.reset()
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        assert self._scheduler is not None
+        scheduled = scheduler_output.num_scheduled_tokens
+        plan = self._scheduler.plan(scheduled, scheduler_output.kv_connector_block_state)
+        return StepMetadata(plan)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        assert self._scheduler is not None
+        report = connector_output.kv_connector_worker_meta
+        steps = report.steps if isinstance(report, StepReport) else set[int]()
+        self._scheduler.reported(steps, connector_output.invalid_block_ids or ())
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        self._scheduler.finished(request.request_id)
+        return False, None
+
+    # --- a worker's side ---
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Raises `InvalidRequest` where the layers are not of one shape."""
+        numbers, tensors = numbered(kv_caches)
+        block_count = self._kv_cache_config.num_blocks
+        content = content_of(self._geometry.spec, self._backend(next(iter(numbers))))
+        layers = [PagedLayer(tensor, block_count, content) for tensor in tensors]
+        layout = _layout_of(self._geometry, layers)
+        slots = staging_slots(self._settings, layout.chunk_bytes, block_count)
+        store = self._store = Store(self._configuration, layout, self._settings.load_timeout_s)
+        self._worker = WorkerSide(self._geometry, store, self._settings, numbers, layers, slots)
+
+    def _backend(self, layer_name: str) -> str:
+        """The name of a layer's attention backend; empty where vLLM does not tell."""
+        layers = self._vllm_config.compilation_config.static_forward_context
+        backend = getattr(layers.get(layer_name), "attn_backend", None)
+        return "" if backend is None else str(backend.get_name())
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            self._worker.begin(connector_metadata.plan)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        if self._worker is not None:
+            self._worker.wait_layer(layer_name)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        if self._worker is not None:
+            self._worker.save_layer(layer_name)
+
+    def wait_for_save(self) -> None:
+        """What the step saves has left its blocks already; it is stored behind the engine."""
+        if self._worker is not None:
+            self._worker.end()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return set() if self._worker is None else self._worker.take_failed_blocks()
+
+    def build_connector_worker_meta(self) -> StepReport | None:
+        return None if self._worker is None else StepReport(self._worker.take_steps())
+
+    def shutdown(self) -> None:
+        """Puts what is to be stored, bounded in time. Repeating has no effect."""
+        scheduler, self._scheduler = self._scheduler, None
+        worker, self._worker = self._worker, None
+        store, self._store = self._store, None
+        if scheduler is not None:
+            scheduler.close()
+        if worker is not None:
+            worker.close()
+        if store is not None:
+            store.close()
+
+    def __repr__(self) -> str:
+        return f"<ObjectCacheConnector {self._scheduler or self._worker!r}>"
+
+
+def _layout(geometry: EngineGeometry, layer_count: int) -> KvLayout:
+    return KvLayout(
+        num_layers=layer_count,
+        chunk_tokens=geometry.block_tokens,
+        per_layer_chunk_bytes=geometry.spec.unpadded_page_size_bytes,
+        dtype=geometry.namespace.dtype,
+        fingerprint=geometry.namespace.prefix,
+    )
+
+
+def _layout_of(geometry: EngineGeometry, layers: list[PagedLayer]) -> KvLayout:
+    layout = _layout(geometry, len(layers))
+    for number, layer in enumerate(layers):
+        if layer.slice_bytes != layout.per_layer_chunk_bytes:
+            raise InvalidRequest(
+                f"layer {number} has blocks of {layer.slice_bytes} bytes, the model's KV cache is "
+                f"specified with {layout.per_layer_chunk_bytes}: layers must be of one shape"
+            )
+    return layout

@@ -1,0 +1,84 @@
+"""What the scheduler's side tells the workers for one step, and what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """Blocks of one request that are to be filled from the store, in prefix order.
+
+    `weights` stands in their names for the weights that they are of, as the scheduler knows them.
+    """
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+    context_tokens: int
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """Blocks of one request that are full after this step, from its block `first` on.
+
+    `parent` is the hash of the block before them; `weights` is as in a `LoadPlan`.
+    """
+
+    request_id: str
+    first: int
+    block_ids: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+    parent: bytes | None
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: what to load before it, what to take from it, and what became of earlier steps.
+
+    A step's blocks are stored only once every worker's loads for it, and for the steps under way
+    with it, are known to be whole: `good` and `bad` name the steps for which that is decided.
+    """
+
+    step: int
+    loads: tuple[LoadPlan, ...] = ()
+    saves: tuple[SavePlan, ...] = ()
+    good: tuple[int, ...] = ()
+    bad: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class StepVerdicts:
+    """Which steps computed on whole KV. What a step computed after a failed load is not stored,
+    on no rank, and neither is what was under way when the failure was heard of.
+    """
+
+    issued: int = 0
+    _open: set[int] = field(default_factory=set[int])
+    _good: list[int] = field(default_factory=list[int])
+    _bad: list[int] = field(default_factory=list[int])
+
+    def issue(self, saves: bool) -> int:
+        """The next step's number; only of steps with saves a verdict is needed."""
+        self.issued += 1
+        if saves:
+            self._open.add(self.issued)
+        return self.issued
+
+    def reported(self, steps: set[int], failed: bool) -> None:
+        """The workers are through with these steps; with a failure all that were issued are bad."""
+        if failed:
+            self._bad += sorted(self._open)
+            self._open.clear()
+            return
+        self._good += sorted(steps & self._open)
+        self._open -= steps
+
+    def take(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Good and bad steps that were not taken before."""
+        good, bad = tuple(self._good), tuple(self._bad)
+        self._good.clear()
+        self._bad.clear()
+        return good, bad

@@ -1,0 +1,239 @@
+"""Layerwise reuse by a Llama with random weights: its logits are those of local reuse."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from examples import transformers_prefix_reuse
+from objectcache.client import Client
+from objectcache.connectors.transformers_cache import LayerwiseCache, chunks_of, layout_of
+from objectcache.errors import DeliveryFailed, InvalidRequest, Unsupported
+from objectcache.kv_bucket import KvBucket
+from tests.servers import RunningServer, start_server
+
+CHUNK_TOKENS = 16
+PREFIX_TOKENS = 384
+LAYERS = 6
+
+
+def client_of(server: RunningServer, **changes: Any) -> Client:
+    key = server.credentials
+    return Client(server.endpoint, access_key=key.access_key, secret_key=key.secret_key, **changes)
+
+
+def model_of(dtype: Any) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=500,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+    )
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def prompt_of(tokens: int) -> Any:
+    return torch.randint(0, 500, (1, tokens), generator=torch.Generator().manual_seed(1))
+
+
+class Stored:
+    """A prompt's prefix, computed once and stored."""
+
+    def __init__(self, client: Client, dtype: Any, name: str) -> None:
+        self.model = model_of(dtype)
+        self.prompt = prompt_of(PREFIX_TOKENS + 77)
+        layout = layout_of(
+            self.model.config, dtype, chunk_tokens=CHUNK_TOKENS, weights_revision="seed 0"
+        )
+        self.bucket: KvBucket = client.kv_bucket(name, layout, create=True)
+        self.prefix, self.suffix = self.prompt[:, :PREFIX_TOKENS], self.prompt[:, PREFIX_TOKENS:]
+        self.keys = self.bucket.chunk_keys(self.prefix[0].numpy())
+        self.local = DynamicCache(config=self.model.config)
+        self.run(self.prefix, self.local)
+        chunks = chunks_of(self.local, len(self.keys), layout)
+        self.bucket.put(self.keys, chunks)
+
+    def run(self, tokens: Any, cache: Any) -> Any:
+        with torch.no_grad():
+            return self.model(tokens, past_key_values=cache).logits
+
+    def reused(self, **fetch: Any) -> tuple[Any, Any]:
+        with self.bucket.fetch(self.keys, **fetch) as delivery:
+            cache = LayerwiseCache(self.model.config, delivery, self.bucket.layout)
+            assert cache.get_seq_length() == PREFIX_TOKENS
+            return self.run(self.suffix, cache), cache
+
+
+@pytest.mark.parametrize("delivery", ["layerwise", "chunkwise"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_logits_are_bit_identical_to_local_reuse(
+    server: RunningServer, dtype: Any, delivery: str
+) -> None:
+    with client_of(server) as client:
+        stored = Stored(client, dtype, f"t-{str(dtype)[6:]}-{delivery}")
+        logits, cache = stored.reused(delivery=delivery)
+        assert torch.equal(logits, stored.run(stored.suffix, copy.deepcopy(stored.local)))
+        # What follows the prefill goes on as with any cache.
+        following = logits[:, -1:].argmax(-1)
+        local = copy.deepcopy(stored.local)
+        stored.run(stored.suffix, local)
+        assert torch.equal(stored.run(following, cache), stored.run(following, local))
+        assert cache.get_seq_length() == PREFIX_TOKENS + 78
+
+
+def test_reuse_agrees_with_computing_everything(server: RunningServer) -> None:
+    with client_of(server) as client:
+        stored = Stored(client, torch.float32, "t-full")
+        logits, _ = stored.reused()
+        full = stored.run(stored.prompt, DynamicCache(config=stored.model.config))
+        assert torch.allclose(logits, full[:, PREFIX_TOKENS:], atol=1e-4)
+        assert torch.equal(logits.argmax(-1), full[:, PREFIX_TOKENS:].argmax(-1))
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "body"])
+def test_the_first_layer_is_computed_while_the_last_is_on_its_way(
+    server: RunningServer, transport: str
+) -> None:
+    with client_of(server) as client:
+        stored = Stored(client, torch.bfloat16, f"t-slow-{transport.replace('_', '-')}")
+        payload_bytes = len(stored.keys) * stored.bucket.layout.chunk_bytes
+        left_layer_s: list[float] = []
+        hooks = [
+            layer.register_forward_hook(lambda *_: left_layer_s.append(time.monotonic()))
+            for layer in stored.model.model.layers
+        ]
+        started_s = time.monotonic()
+        with stored.bucket.fetch(
+            stored.keys, delivery="layerwise", rate_bytes_per_s=payload_bytes, transport=transport
+        ) as delivery:
+            cache = LayerwiseCache(stored.model.config, delivery, stored.bucket.layout)
+            logits = stored.run(stored.suffix, cache)
+            last_s = delivery.arrivals_s[-1]
+        for hook in hooks:
+            hook.remove()
+        assert last_s is not None
+        assert left_layer_s[0] - started_s < last_s
+        assert torch.equal(logits, stored.run(stored.suffix, copy.deepcopy(stored.local)))
+
+
+def test_a_cache_of_no_chunks_is_an_empty_cache(server: RunningServer) -> None:
+    with client_of(server) as client:
+        stored = Stored(client, torch.bfloat16, "t-empty")
+        with stored.bucket.fetch([]) as delivery:
+            cache = LayerwiseCache(stored.model.config, delivery, stored.bucket.layout)
+            logits = stored.run(stored.prefix, cache)
+        empty = DynamicCache(config=stored.model.config)
+        assert torch.equal(logits, stored.run(stored.prefix, empty))
+        assert torch.equal(cache.layers[-1].keys, stored.local.layers[-1].keys)
+
+
+def test_what_does_not_fit_is_refused(server: RunningServer) -> None:
+    with client_of(server) as client:
+        stored = Stored(client, torch.bfloat16, "t-wrong")
+        some = stored.bucket.fetch(stored.keys, layers=(0, 2))
+        with some, pytest.raises(InvalidRequest, match="layers"):
+            LayerwiseCache(stored.model.config, some, stored.bucket.layout)
+        with stored.bucket.fetch(stored.keys) as delivery:
+            cache = LayerwiseCache(stored.model.config, delivery, stored.bucket.layout)
+            with pytest.raises(InvalidRequest, match="one sequence"):
+                stored.run(stored.suffix.repeat(2, 1), cache)
+        with pytest.raises(InvalidRequest, match="tokens"):
+            chunks_of(stored.local, len(stored.keys) + 1, stored.bucket.layout)
+    sliding = copy.deepcopy(stored.model.config)
+    sliding.layer_types = ["sliding_attention"] * LAYERS
+    with pytest.raises(Unsupported, match="sliding_attention"):
+        layout_of(sliding, torch.bfloat16, chunk_tokens=16, weights_revision="r")
+
+
+def test_other_weights_and_other_dtypes_have_other_keys() -> None:
+    config = model_of(torch.bfloat16).config
+    layouts = [
+        layout_of(config, dtype, chunk_tokens=16, weights_revision=revision)
+        for dtype, revision in (
+            (torch.bfloat16, "a"),
+            (torch.bfloat16, "b"),
+            (torch.float16, "a"),
+        )
+    ]
+    keys = {layout.chunk_keys(list(range(16)))[0] for layout in layouts}
+    assert len(keys) == 3
+
+
+def fingerprint(config: Any, **more: Any) -> str:
+    layout = layout_of(config, torch.bfloat16, chunk_tokens=16, **more)
+    return layout.fingerprint
+
+
+def test_models_without_a_name_differ_by_what_their_configuration_says_of_positions() -> None:
+    config = model_of(torch.bfloat16).config
+    scaled = copy.deepcopy(config)
+    scaled.rope_parameters = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    same = copy.deepcopy(config)
+    prints = [fingerprint(each, weights_revision="a") for each in (config, scaled, same)]
+    assert prints[0] == prints[2] != prints[1]
+
+
+def test_a_models_directory_tells_its_weights_where_no_revision_is_given(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loaded() -> Any:
+        return LlamaForCausalLM.from_pretrained(tmp_path).config
+
+    model_of(torch.bfloat16).save_pretrained(tmp_path)
+    first = fingerprint(loaded())
+    assert fingerprint(loaded()) == first
+    (weights,) = tmp_path.glob("*.safetensors")
+    os.utime(weights, ns=(1, 1))  # as a fine-tuned model of the same sizes, written over it
+    assert fingerprint(loaded()) != first
+    assert "weights_revision" not in caplog.text
+    fingerprint(model_of(torch.bfloat16).config)
+    assert "weights_revision" in caplog.text
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RunningServer]:
+    with start_server(tmp_path / "data") as running:
+        yield running
+
+
+def test_a_server_that_dies_between_two_layers_raises_out_of_the_model(
+    own_server: RunningServer,
+) -> None:
+    with client_of(own_server, timeout_s=10.0) as client:
+        stored = Stored(client, torch.bfloat16, "t-dies")
+        payload_bytes = len(stored.keys) * stored.bucket.layout.chunk_bytes
+        killed: list[int] = []
+
+        def kill(*_: Any) -> None:
+            killed.append(own_server.storage_pid)
+            own_server.kill_storage()
+
+        hook = stored.model.model.layers[0].register_forward_hook(kill)
+        with pytest.raises(DeliveryFailed) as failure:
+            stored.reused(delivery="layerwise", rate_bytes_per_s=payload_bytes // 4)
+        hook.remove()
+        assert killed
+        assert failure.value.details.layer in range(1, LAYERS)
+
+
+def test_the_example_reuses_the_document_for_its_second_question(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OBJECTCACHE_ENDPOINT", server.endpoint)
+    monkeypatch.setenv("OBJECTCACHE_ACCESS_KEY", server.credentials.access_key)
+    monkeypatch.setenv("OBJECTCACHE_SECRET_KEY", server.credentials.secret_key)
+    transformers_prefix_reuse.main()
+    first, second = capsys.readouterr().out.splitlines()
+    assert "0 of 1064 tokens reused" in first
+    assert "1024 of 1064 tokens reused" in second

@@ -1,0 +1,51 @@
+"""What every connector is told is checked when it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from objectcache.connectors.configuration import StoreConfiguration
+from objectcache_schemas.errors import InvalidRequest
+
+GIVEN = {
+    "endpoint": "http://127.0.0.1:9000",
+    "bucket": "kv-cache",
+    "access_key": "key",
+    "secret_key": "secret",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("endpoint", "127.0.0.1:9000"),
+        ("bucket", "kv"),
+        ("bucket", "A_B"),
+        ("transport", "rdma"),
+        ("timeout_s", 0),
+        ("region", 7),
+        ("revision", "main"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match=name):
+        StoreConfiguration.from_mapping({**GIVEN, name: value}, {})
+
+
+@pytest.mark.parametrize("name", sorted(GIVEN))
+def test_what_is_missing_is_named_with_its_variable(name: str) -> None:
+    rest = {key: value for key, value in GIVEN.items() if key != name}
+    with pytest.raises(InvalidRequest, match=f"OBJECTCACHE_{name.upper()}"):
+        StoreConfiguration.from_mapping(rest, {})
+
+
+def test_the_environment_and_a_credentials_file_fill_in(tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = s3cret\n")
+    environment = {"OBJECTCACHE_ENDPOINT": "http://host:1", "OBJECTCACHE_BUCKET": "from-there"}
+    read = StoreConfiguration.from_mapping({"credentials_file": str(file)}, environment)
+    assert (read.endpoint, read.bucket) == ("http://host:1", "from-there")
+    assert (read.access_key, read.secret_key) == ("a", "s3cret")
+    assert "s3cret" not in repr(read)
