@@ -1,0 +1,75 @@
+"""python -m tests.rdma [PYTEST ARGUMENTS]: the tests in `guest`, in an emulated host, all in one.
+
+The exit code is pytest's; 0, with the reason, where this host lacks what it takes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUN = REPOSITORY / "tests" / "rdma" / "host" / "run.sh"
+SYSTEM_PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
+DEFAULT_CACHE = "/var/cache/objectcache-rdma"
+TIME_LIMIT_S = 1500  # several times what a quiet machine takes
+MEMORY_MIB = 3072
+# Importing is slow there: nothing is loaded that is not needed.
+PYTEST = (
+    *("-m", "pytest", "-p", "no:cacheprovider", "-p", "pytest_timeout"),
+    *("-p", "pytest_asyncio.plugin", "--timeout", "180", "-o", "faulthandler_timeout=170"),
+)
+
+
+def missing_part() -> str:
+    """What this host lacks; empty where it lacks nothing."""
+    cache = Path(os.environ.get("RDMA_HOST_CACHE", DEFAULT_CACHE))
+    if os.uname().sysname != "Linux" or os.uname().machine != "x86_64":
+        return "the host that is emulated runs this one's x86-64 Linux programs"
+    if shutil.which("qemu-system-x86_64") is None:
+        return "qemu-system-x86 is not installed; tests/rdma/host/setup.sh installs it"
+    if not (cache / "initrd.gz").exists():
+        return f"there is no kernel in {cache}; tests/rdma/host/setup.sh puts one there"
+    return missing_binding()
+
+
+def missing_binding() -> str:
+    """What keeps this interpreter from importing the system's pyverbs."""
+    version = f"cpython-{sys.version_info.major}{sys.version_info.minor}"
+    if not SYSTEM_PYVERBS.exists():
+        return "python3-pyverbs is not installed; tests/rdma/host/setup.sh installs it"
+    if not list(SYSTEM_PYVERBS.glob(f"qp.{version}-*.so")):
+        return f"the system's pyverbs was not built for this interpreter, {version}"
+    return ""
+
+
+def run(arguments: list[str]) -> int:
+    """Run pytest in an emulated host; its exit code."""
+    with tempfile.TemporaryDirectory(prefix="rdma-") as folder:
+        # A folder with nothing else in it: the system's other packages must not be found.
+        (Path(folder) / "pyverbs").symlink_to(SYSTEM_PYVERBS)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": folder,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        tests = str(REPOSITORY / "tests" / "rdma" / "guest")
+        named = any("::" in each or each.endswith(".py") for each in arguments)
+        command = [
+            *(str(RUN), "-t", str(TIME_LIMIT_S), "-m", str(MEMORY_MIB), "-n", "pair"),
+            *(folder, "env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", f"--chdir={REPOSITORY}"),
+            *(sys.executable, *PYTEST, *arguments, *([] if named else [tests])),
+        ]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    if reason := missing_part():
+        print(f"SKIPPED: the tests over RDMA are not run: {reason}")
+        sys.exit(0)
+    sys.exit(run(sys.argv[1:]))
