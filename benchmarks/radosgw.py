@@ -74,6 +74,7 @@ rgw enable usage log = false
 [client.rgw]
 ms mon client mode = crc
 rgw data = {folder}/rgw
+rgw dns name = {dns_name}
 """
 
 
@@ -97,12 +98,14 @@ class Radosgw:
 
 
 @contextmanager
-def running_radosgw() -> Generator[Radosgw]:
-    """Start all of it, and stop it by its process ids with the block. Raises `RuntimeError`."""
+def running_radosgw(dns_name: str = "") -> Generator[Radosgw]:
+    """Start all of it, and stop it by its process ids with the block. With a `dns_name` a host that
+    is outside of it, and no address, names a bucket. Raises `RuntimeError`.
+    """
     with ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="radosgw-")))
-        ports = _free_ports(2)
-        cluster = _Cluster(folder, mon_port=ports[0])
+        ports = free_ports(2)
+        cluster = _Cluster(folder, ports[0], dns_name)
         undo.callback(cluster.stop)
         osd_pid = cluster.start_store()
         cluster.add_user()
@@ -111,7 +114,7 @@ def running_radosgw() -> Generator[Radosgw]:
 
 
 class _Cluster:
-    def __init__(self, folder: Path, mon_port: int) -> None:
+    def __init__(self, folder: Path, mon_port: int, dns_name: str) -> None:
         self._folder = folder
         self._mon_port = mon_port
         self._fsid = str(uuid.uuid4())
@@ -121,7 +124,11 @@ class _Cluster:
         self._configuration = folder / "ceph.conf"
         self._configuration.write_text(
             _CONFIGURATION.format(
-                fsid=self._fsid, mon_port=mon_port, folder=folder, store_bytes=STORE_BYTES
+                fsid=self._fsid,
+                mon_port=mon_port,
+                folder=folder,
+                store_bytes=STORE_BYTES,
+                dns_name=dns_name,
             )
         )
 
@@ -205,7 +212,8 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that were free just now, all different."""
     with ExitStack() as opened:
         sockets = [
             opened.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)

@@ -18,7 +18,7 @@ from botocore.config import Config
 
 from benchmarks.storage_socket import StorageSocket
 from objectcache import Client
-from objectcache.cli.credentials import read_credentials
+from objectcache.channel.credentials_file import read_credentials
 from objectcache_schemas.messages import Done, SetPolicy
 from objectcache_schemas.records import BucketPolicy, Verification
 from objectcache_schemas.settings import Settings, load_settings

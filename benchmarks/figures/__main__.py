@@ -25,6 +25,7 @@ from benchmarks.figures.experiment import (
     written,
 )
 from benchmarks.figures.kernel_cap import KernelCapExperiment
+from benchmarks.figures.one_object import OneObjectExperiment
 from benchmarks.figures.overhead import OverheadExperiment
 from benchmarks.figures.pacing import PacingExperiment
 from benchmarks.figures.plots import save
@@ -37,6 +38,7 @@ from benchmarks.scale import FULL, QUICK
 SCALE = 16  # 100 Gbps become 6.25, and the 7 GiB of 64K tokens at 87.5 % become 448 MiB
 TABLE_COLUMNS = 220
 EXPERIMENTS: tuple[Experiment[Any], ...] = (
+    OneObjectExperiment(),
     AggregationExperiment(),
     OverheadExperiment(),
     TenthExperiment(),

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from benchmarks.figures.experiment import Context, Experiment
+from benchmarks.figures.fabrics import labelled, transports
 from benchmarks.figures.plots import lines, panels
 from benchmarks.figures.served import CACHED
 from benchmarks.prefix import Geometry, check_delivery, fill_chunks
@@ -50,7 +52,9 @@ class AggregationRow:
 
 
 class AggregationExperiment(Experiment[AggregationRow]):
-    """Figure 11. S3TCP is one GET a chunk by an S3 SDK's threads, the others one request in all."""
+    """Figure 11. S3TCP is one GET a chunk by an S3 SDK's threads, the others one request in all,
+    over each transport into memory that this machine has.
+    """
 
     name: ClassVar[str] = "aggregation"
     title: ClassVar[str] = "Figure 11: throughput against chunk size"
@@ -71,7 +75,7 @@ class AggregationExperiment(Experiment[AggregationRow]):
                 [float(row.chunk_tokens) for row in rows if row.path == path],
                 [row.gbytes_per_s for row in rows if row.path == path],
             )
-            for path in (AGG, BATCH, TCP)
+            for path in dict.fromkeys(row.path for row in rows)
         }
         lines(panel, series)
         panel.set_xscale("log", base=2)
@@ -88,7 +92,7 @@ class AggregationExperiment(Experiment[AggregationRow]):
         return [
             f"{path}: G={least.chunk_tokens} reaches {least.gbps / most.gbps:.2f} of "
             f"G={most.chunk_tokens}"
-            for path in (AGG, BATCH, TCP)
+            for path in dict.fromkeys(row.path for row in rows)
             for least, most in [_ends([row for row in rows if row.path == path])]
         ]
 
@@ -120,14 +124,16 @@ def _measure(server: Server, geometry: Geometry, repeats: int) -> Iterator[Aggre
     ):
         bucket = client.kv_bucket(f"g{geometry.chunk_tokens}", geometry.layout(), create=True)
         _put(bucket, geometry, keys)
-        check_delivery(bucket, geometry, keys, "shared_memory")
         s3 = server.s3(CONNECTIONS)
         memory = np.ones((geometry.chunk_count, geometry.chunk_bytes), np.uint8)
         ways: dict[str, Callable[[], None]] = {
-            AGG: lambda: _fetch(bucket, keys, "layerwise"),
-            BATCH: lambda: _fetch(bucket, keys, "chunkwise"),
-            TCP: lambda: _get_each(s3, bucket.name, keys, memory, threads),
+            labelled(path, transport): partial(_fetch, bucket, keys, mode, transport)
+            for transport in transports()
+            for path, mode in ((AGG, "layerwise"), (BATCH, "chunkwise"))
         }
+        ways[TCP] = lambda: _get_each(s3, bucket.name, keys, memory, threads)
+        for transport in transports():
+            check_delivery(bucket, geometry, keys, transport)  # also touches the memory once
         times_s: dict[str, list[float]] = {path: [] for path in ways}
         for _ in range(repeats):
             for path, way in ways.items():
@@ -163,8 +169,8 @@ def _put(bucket: KvBucket, geometry: Geometry, keys: list[str]) -> None:
     bucket.put(keys, chunks)
 
 
-def _fetch(bucket: KvBucket, keys: list[str], mode: str) -> None:
-    with bucket.fetch(keys, delivery=mode) as delivery:
+def _fetch(bucket: KvBucket, keys: list[str], mode: str, transport: str) -> None:
+    with bucket.fetch(keys, delivery=mode, transport=transport) as delivery:
         delivery.report_explicitly()
         delivery.wait()
 

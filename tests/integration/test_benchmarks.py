@@ -12,7 +12,7 @@ from benchmarks.memory_group import V1_ROOT, hierarchy
 from tests.integration.served import own_environment
 
 REPOSITORY = Path(__file__).parents[2]
-OTHER_THAN_PRESSURE = 11  # groups: cold and warm are two each
+OTHER_THAN_PRESSURE = 12  # groups: cold and warm are two each
 SLOW = "s3"  # a cluster of Ceph's is started for it; its load is tested in test_request_load
 
 

@@ -13,6 +13,7 @@ from benchmarks.figures.__main__ import EXPERIMENTS, parse
 from benchmarks.figures.experiment import columns, write_csv
 from benchmarks.figures.gpu import Bytes, EmulatedGpu, Prefill, copy_chunks
 from benchmarks.figures.local import LocalChunks, LocalLayers
+from benchmarks.figures.one_object import OneObjectExperiment, path_row
 from benchmarks.figures.overhead import (
     AGG,
     AGG_LINK,
@@ -357,6 +358,22 @@ def test_rows_are_written_as_csv(tmp_path: Path) -> None:
     assert written[-1]["ttft_ms"] == ""
 
 
+PHASES_MS = {"storage": 0.5, "network": 0.25, "control_plane": 1.0}
+
+
+def test_the_share_of_the_control_plane_is_told_of_small_objects_that_were_traced() -> None:
+    rows = [
+        path_row("S3RDMA Direct", 64, 1, [0.004, 0.001, 0.002], 0.01, PHASES_MS),
+        path_row("S3RDMA Direct", 64, 8, [0.004], 0.01, {}),
+        path_row("S3RDMA Direct", 4096, 1, [0.004], 0.01, PHASES_MS),
+    ]
+    assert (rows[0].request_ms, rows[0].p99_ms, rows[0].network_ms) == (2.0, 4.0, 0.25)
+    assert rows[0].gbytes_per_s == 3 * 65536 / 0.01 / 1e9
+    assert OneObjectExperiment().notes(rows) == [
+        "S3RDMA Direct, 64 KiB: 50% of 2.00 ms are the control plane's"
+    ]
+
+
 def test_every_figure_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     stamps = [at_once(0.0, 1), at_once(1.0, 1)]
@@ -369,7 +386,14 @@ def test_every_figure_is_drawn(tmp_path: Path) -> None:
     tenths = [
         TenthRow("4K, 50%", 64, path, 1, 1.0, 2.0, 100.0, 90.0, True) for path in (BATCH, AGG)
     ]
+    objects = [
+        path_row(path, object_kib, concurrency, [0.002, 0.001, 0.004], 0.01, phases)
+        for path, phases in (("S3TCP", {}), ("S3RDMA Direct, NIXL", PHASES_MS))
+        for object_kib in (64, 4096)
+        for concurrency in (1, 8)
+    ]
     figures = {
+        "one_object": OneObjectExperiment().plot(objects),
         "workloads": WorkloadsExperiment().plot(a_measured_workload("C")),
         "overhead": OverheadExperiment().plot(an_overhead("64K, 50%")),
         "tenth": TenthExperiment().plot(tenths),
