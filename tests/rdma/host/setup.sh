@@ -9,7 +9,9 @@ PATH=$PATH:/usr/sbin:/sbin
 packages=(qemu-system-x86 busybox-static kmod cpio iproute2 rdma-core libibverbs1 ibverbs-providers python3-pyverbs)
 
 install_packages() {
-    dpkg-query -W -f '${Status}\n' "${packages[@]}" 2>&1 | grep -qv '^install ok' || return 0
+    local installed  # dpkg-query fails where it has never heard of one
+    installed=$(dpkg-query -W -f '${Status}\n' "${packages[@]}" 2>/dev/null | grep -c '^install ok') || true
+    [ "$installed" != "${#packages[@]}" ] || return 0
     [ "$(id -u)" = 0 ] || { echo "these Debian packages are needed, and root to install them: ${packages[*]}" >&2; return 1; }
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >&2
 }
