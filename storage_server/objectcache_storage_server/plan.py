@@ -111,22 +111,32 @@ class ChunkPlan(Plan):
         """The chunks in runs of neighbours; None where one was stored in slices of another size."""
         runs: list[_Run] = []
         slice_bytes = self.slice_bytes
-        last_source = last_stride = next_base = room = -1
-        for index, place in enumerate(self.placements):
-            source, base_bytes = place.source, place.base_bytes
-            if not place.slice_bytes:
+        first_source = first_base = first_stride = next_base = room = -1
+        first = 0
+        for index, (source, base_bytes, stored_slice_bytes, stride_bytes) in enumerate(
+            self.placements
+        ):
+            if stored_slice_bytes != slice_bytes:
+                if stored_slice_bytes:
+                    return None
                 stride_bytes = slice_bytes
-            elif place.slice_bytes == slice_bytes:
-                stride_bytes = place.stride_bytes
-            else:
-                return None
-            if (source, stride_bytes, base_bytes) == (last_source, last_stride, next_base) and room:
-                runs[-1] = runs[-1]._replace(end_chunk=index + 1)
+            if (
+                base_bytes == next_base
+                and source == first_source
+                and stride_bytes == first_stride
+                and room
+            ):
                 room -= 1
             else:
-                runs.append(_Run(index, index + 1, source, base_bytes, stride_bytes))
+                if index:
+                    runs.append(_Run(first, index, first_source, first_base, first_stride))
+                first, first_source, first_base = index, source, base_bytes
+                first_stride = stride_bytes
                 room = stride_bytes // slice_bytes - 1
-            last_source, last_stride, next_base = source, stride_bytes, base_bytes + slice_bytes
+            next_base = base_bytes + slice_bytes
+        if self.placements:
+            end = len(self.placements)
+            runs.append(_Run(first, end, first_source, first_base, first_stride))
         return runs
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -81,7 +81,7 @@ def version_of(engine: LocalEngine, key: str) -> Version:
 def rewrite(engine: LocalEngine, key: str, extents: tuple[int, ...], slot: int) -> None:
     """Have the index say that an object lies elsewhere, in the record and in the row."""
     version = version_of(engine, key)
-    wrong = dataclasses.replace(version, extents=extents, slot=slot)
+    wrong = msgspec.structs.replace(version, extents=extents, slot=slot)
     row = engine.holdings.objects.rows[[version.number]]
     row["extent"], row["slot"] = extents[0], slot
     with engine.index.writing() as change:
@@ -397,7 +397,7 @@ def test_claims_count_extents_and_find_shared_places(open_engine: Open) -> None:
     version = version_of(engine, key)
     claims = Claims()
     for extents, slot in [((1,), 0), ((1,), 1), ((3, 4), 0), ((4,), 0), ((1,), 1)]:
-        claims.add(dataclasses.replace(version, extents=extents, slot=slot))
+        claims.add(msgspec.structs.replace(version, extents=extents, slot=slot))
     assert claims.per_extent(6).tolist() == [0, 3, 0, 1, 2, 0]
     assert claims.shared() == [(1, 1), (4, 0)]
     extents_drawn = extents_of([(0, 1, number != 2) for number in range(6)])

@@ -12,7 +12,6 @@ import tempfile
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import lmdb
@@ -22,6 +21,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from objectcache_schemas.errors import InvalidRequest, NotFound, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB

@@ -197,8 +197,8 @@ def test_a_layerwise_fragment_is_cut_within_neighbours_only_where_they_fill_it(c
 def are_neighbours(places: list[Placement], index: int, slice_bytes: int) -> bool:
     """Whether a chunk lies beside the one before it, in every layer."""
     before, place = places[index - 1], places[index]
-    return before.slice_bytes > 0 and place == replace(
-        before, base_bytes=before.base_bytes + slice_bytes
+    return before.slice_bytes > 0 and place == before._replace(
+        base_bytes=before.base_bytes + slice_bytes
     )
 
 

@@ -48,8 +48,7 @@ class EngineCapabilities:
     reads_into_shared_memory: bool = True  # without a copy of its own in between
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where one object's bytes lie in its source: stored slice l is at base + l * stride.
 
     `slice_bytes` is the stored slice, which a chunk is cut into where neighbours lie between its

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from objectcache_schemas.engine_status import CheckReport
@@ -274,7 +275,7 @@ def _drop(engine: LocalEngine, version: Version, extents: tuple[int, ...]) -> bo
 
     def change_index(change: IndexChange) -> list[Version]:
         deleted = [
-            dataclasses.replace(each, extents=extents) for each in change.delete([version.name])
+            msgspec.structs.replace(each, extents=extents) for each in change.delete([version.name])
         ]
         emptied[:] = engine.holdings.emptied_by(deleted)
         change.remove_extents(emptied)

@@ -7,7 +7,6 @@ of the engine contract, each a few steps of what the modules beside this one do.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import threading
@@ -291,7 +290,7 @@ class LocalEngine(Engine):
                 info = msgspec.structs.replace(version.info, attributes=attributes)
                 # A version of its own in the same place: who is about to move the old one, and
                 # would store its attributes, finds it gone.
-                changed = dataclasses.replace(version, info=info)
+                changed = msgspec.structs.replace(version, info=info)
                 rows = self.holdings.object_rows([version.number])
                 change.move(version.name, changed, rows)
             self.holdings.move([changed], [version], rows)

@@ -131,10 +131,16 @@ class IndexView:
     def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, Version]:
         """What is stored of `keys`."""
         found: dict[str, Version] = {}
-        head = raw_space(bucket_number)
+        get, head = self._spaces.get, raw_space(bucket_number)
         for key in keys:
-            record = self._record(bucket_number, key, head + key_bytes(key))
-            if record is not None:
+            raw = head + key_bytes(key)
+            stored = get(raw)
+            if stored is None:
+                continue
+            record = unseal_record(stored, raw_hash(raw))
+            if record is None:
+                self.damage.rows.add((bucket_number, key))
+            else:
                 found[key] = version_of(record, bucket_number, key)
         return found
 

@@ -114,23 +114,24 @@ def _lay_out(
     placements: list[Placement] = []
     shared: dict[int, _SharedSource] = {}  # by extent
     for version in stored:
-        if not version.extents or homes[version.extents[0]].geometry.slots == 1:
-            placements.append(Placement(len(sources), 0))
-            sources.append(_object_source(version, homes))
-            continue
-        (extent,) = version.extents
-        source = shared.get(extent)
+        extents = version.extents
+        source = shared.get(extents[0]) if extents else None
         if source is None:
-            offset_bytes, _, path, geometry = homes[extent]
-            stride_bytes = geometry.row_stride_bytes
-            source = _SharedSource(len(sources), geometry.slice_bytes, stride_bytes, {})
-            shared[extent] = source
+            if not extents or homes[extents[0]].geometry.slots == 1:
+                placements.append(Placement(len(sources), 0))
+                sources.append(_object_source(version, homes))
+                continue
+            offset_bytes, _, path, geometry = homes[extents[0]]
+            source = _SharedSource(
+                len(sources), geometry.slice_bytes, geometry.row_stride_bytes, {}
+            )
+            shared[extents[0]] = source
             block_bytes = version.block_bytes
             sources.append(SlotSource(geometry, offset_bytes, path, source.versions, block_bytes))
         number, slice_bytes, stride_bytes, versions = source
-        versions[version.slot] = version
-        base_bytes = version.slot * slice_bytes
-        placements.append(Placement(number, base_bytes, slice_bytes, stride_bytes))
+        slot = version.slot
+        versions[slot] = version
+        placements.append(Placement(number, slot * slice_bytes, slice_bytes, stride_bytes))
     return sources, placements
 
 

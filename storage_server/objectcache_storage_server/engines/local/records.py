@@ -30,10 +30,8 @@ class VersionName(NamedTuple):
     serial: int
 
 
-# Never changed, but not frozen: that would triple what it costs to make one, and a get of a prefix
-# makes thousands.
-@dataclass(slots=True)
-class Version:
+# Outside of the garbage collector's view, as is all that it holds: a get of a prefix makes many.
+class Version(msgspec.Struct, frozen=True, gc=False):
     """One stored version of an object, and where it lies."""
 
     bucket_number: int

@@ -14,10 +14,10 @@ import enum
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from objectcache_schemas.errors import Busy
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
