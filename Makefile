@@ -23,8 +23,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 SOURCES := schemas gateway storage_server client tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-engines test-rdma check clients compare fuzz bench figures soak \
-	clean s3-tests
+.PHONY: help demo serve test test-engines test-rdma check lint types imports pyright clients compare \
+	fuzz bench figures soak clean s3-tests
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,16 +50,20 @@ test-rdma: $(VENV)/.test ## RDMA verbs on a software device in an emulated machi
 compare: $(ENGINES)/.installed ## beside other stores in one run; COMPARE_ARGS=--quick
 	$(ENGINES)/bin/python -m benchmarks.compare $(COMPARE_ARGS)
 
-check: $(VENV)/.test ## ruff, mypy, import rules, pyright
+check: lint types imports pyright ## ruff, mypy, import rules, pyright; -j2 for two at a time
+
+lint: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+
+types: $(VENV)/.test
 	$(BIN)/mypy
+
+imports: $(VENV)/.test
 	$(BIN)/lint-imports --no-logo
-	@$(MAKE) --no-print-directory pyright
 
 # Pyright runs on node, and its wheel fetches its own program once. Where either cannot be had the
 # other checks still count.
-.PHONY: pyright
 pyright: $(VENV)/.test
 	@if ! command -v node >/dev/null; then \
 		echo "pyright is left out: there is no node on this machine"; \
