@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from objectcache import KvBucket, KvLayout
 from objectcache.replay.kv_bytes import KvBytes
-from objectcache_schemas.layout import rolling_keys
+from objectcache_schemas.chunk_keys import rolling_keys
 from objectcache_schemas.limits import KIB
 
 LLAMA_TOKEN_BYTES = 4096  # of a layer, Llama 3.1 8B: 2 (K, V) x 8 KV heads x 128 wide x 2 bytes

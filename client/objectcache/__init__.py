@@ -8,33 +8,40 @@
             ...
 
 `Client` and `AsyncClient` are two faces of one core. `objectcache.boto3_integration` adds the
-extension to boto3 clients.
+extension to boto3 clients. A name's module is imported when the name is first used, so that the
+command line, which lies below this package, starts without the client.
 """
 
-from objectcache.async_client import AsyncClient, AsyncDelivery, AsyncKvBucket, AsyncLayerPut
-from objectcache.channel.responses import PutResult
-from objectcache.client import Client
-from objectcache.deliveries.delivery import Delivery
-from objectcache.deliveries.putting import LayerPut
-from objectcache.errors import (
-    AccessDenied,
-    Busy,
-    Conflict,
-    DamagedData,
-    DeliveryFailed,
-    ErrorDetails,
-    InvalidRequest,
-    NotFound,
-    ObjectCacheError,
-    PreconditionFailed,
-    StorageFull,
-    Unavailable,
-    Unsupported,
-)
-from objectcache.kv_bucket import KvBucket
-from objectcache.memory.fabric_joining import FabricSettings
-from objectcache.memory.targets import FabricTarget, PlainTarget, SharedMemoryTarget, Target
-from objectcache_schemas.layout import KvLayout
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from objectcache.async_client import AsyncClient, AsyncDelivery, AsyncKvBucket, AsyncLayerPut
+    from objectcache.channel.responses import PutResult
+    from objectcache.client import Client
+    from objectcache.deliveries.delivery import Delivery
+    from objectcache.deliveries.putting import LayerPut
+    from objectcache.errors import (
+        AccessDenied,
+        Busy,
+        Conflict,
+        DamagedData,
+        DeliveryFailed,
+        ErrorDetails,
+        InvalidRequest,
+        NotFound,
+        ObjectCacheError,
+        PreconditionFailed,
+        StorageFull,
+        Unavailable,
+        Unsupported,
+    )
+    from objectcache.kv_bucket import KvBucket
+    from objectcache.memory.fabric_joining import FabricSettings
+    from objectcache.memory.targets import FabricTarget, PlainTarget, SharedMemoryTarget, Target
+    from objectcache_schemas.layout import KvLayout
 
 __version__ = "0.1.0"
 
@@ -69,3 +76,56 @@ __all__ = [
     "Unsupported",
     "__version__",
 ]
+
+_NAMES = {
+    "objectcache.async_client": (
+        "AsyncClient",
+        "AsyncDelivery",
+        "AsyncKvBucket",
+        "AsyncLayerPut",
+    ),
+    "objectcache.channel.responses": ("PutResult",),
+    "objectcache.client": ("Client",),
+    "objectcache.deliveries.delivery": ("Delivery",),
+    "objectcache.deliveries.putting": ("LayerPut",),
+    "objectcache.errors": (
+        "AccessDenied",
+        "Busy",
+        "Conflict",
+        "DamagedData",
+        "DeliveryFailed",
+        "ErrorDetails",
+        "InvalidRequest",
+        "NotFound",
+        "ObjectCacheError",
+        "PreconditionFailed",
+        "StorageFull",
+        "Unavailable",
+        "Unsupported",
+    ),
+    "objectcache.kv_bucket": ("KvBucket",),
+    "objectcache.memory.fabric_joining": ("FabricSettings",),
+    "objectcache.memory.targets": (
+        "FabricTarget",
+        "PlainTarget",
+        "SharedMemoryTarget",
+        "Target",
+    ),
+    "objectcache_schemas.layout": ("KvLayout",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # a checker takes the names from above, and knows which there are not
+
+    def __getattr__(name: str) -> object:
+        module = _MODULES.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(module), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return __all__

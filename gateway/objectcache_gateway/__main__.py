@@ -14,13 +14,15 @@ import sys
 import uvloop
 
 from objectcache_gateway.control import start_control
+from objectcache_gateway.http_parser import check_parser
 from objectcache_gateway.listening import find_listeners
-from objectcache_gateway.server import Gateway, check_parser
+from objectcache_gateway.server import Gateway
 from objectcache_gateway.signing.credentials import (
     CredentialStore,
     RootCredentials,
     load_or_create_root,
 )
+from objectcache_gateway.start_word import add_start_argument, wait_for_word
 from objectcache_gateway.tls import server_context
 from objectcache_gateway.tracing import open_tracer
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
@@ -72,6 +74,7 @@ def _reload(contexts: list[ReloadingContext]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what a supervisor says to one gateway of several."""
+    add_start_argument(parser)
     parser.add_argument(
         "--listen-fd",
         action="append",
@@ -127,6 +130,8 @@ def main(arguments: list[str] | None = None) -> int:
         configure_logging(
             f"gateway-{namespace.number}", settings.gateway.log_level, settings.server.log_format
         )
+        if namespace.start_with_stdin and not wait_for_word():
+            return 0
         warn_of_descriptor_limit(raise_descriptor_limit(), settings.gateway)
         data_dir = settings.data_dir if settings.server.data_dir else None
         root = load_or_create_root(data_dir, os.environ)

@@ -14,17 +14,20 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from objectcache_gateway.admin.connections import AdminConnection
-from objectcache_gateway.metrics.families import gateway_families
+from objectcache_gateway.admin.media_types import PROMETHEUS_TEXT
 from objectcache_gateway.server import Gateway
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.logs import log_level, set_log_level
-from objectcache_schemas.metric_families import CONTENT_TYPE, MetricsPage
 from objectcache_schemas.socket_paths import check_socket_path
+
+if TYPE_CHECKING:
+    from objectcache_schemas.metric_families import MetricsPage
 
 BODY_BYTES_MAX = 1024
 BACKLOG = 16
@@ -54,7 +57,7 @@ class Control:
     def __init__(self, gateway: Gateway, path: Path) -> None:
         self._gateway = gateway
         self._path = path
-        self._page = MetricsPage(lambda: gateway_families(gateway.counts, gateway.levels))
+        self._page: MetricsPage | None = None
         self._server = web.Server(self._answer, access_log=None)
         self._listener: asyncio.Server | None = None
         self._inode = 0
@@ -105,8 +108,15 @@ class Control:
 
     async def _metrics(self, request: web.BaseRequest) -> web.Response:
         # In a thread: the page takes milliseconds where there are many tenants.
-        text = await asyncio.to_thread(self._page.text)
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+        text = await asyncio.to_thread(self._metrics_text)
+        return web.Response(body=text, headers={"Content-Type": PROMETHEUS_TEXT})
+
+    def _metrics_text(self) -> bytes:
+        if self._page is None:
+            from objectcache_gateway.metrics.families import gateway_page
+
+            self._page = gateway_page(self._gateway.counts, self._gateway.levels)
+        return self._page.text()
 
     async def _state(self, request: web.BaseRequest) -> web.Response:
         levels = self._gateway.levels()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from objectcache_gateway.request import rdma_request
 from objectcache_gateway.request.addressing import Address
 from objectcache_gateway.request.delivery_headers import adopted_request_id
 from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.request.request_ids import new_request_id
 from objectcache_gateway.request.routes import Operation
 from objectcache_gateway.request.xml_tree import SMALL_XML_BYTES_MAX
 from objectcache_gateway.signing.sigv4 import Authenticated
@@ -39,11 +39,6 @@ THREAD_BYTES_MIN = 64 << 10  # smaller pieces are hashed sooner than a thread ta
 RETRY_AFTER_S = 1.0  # where the error does not say
 RETRYABLE_STATUS = 503  # SlowDown, and what cannot be reached just now
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-def new_request_id() -> str:
-    """16 hex digits, for the client's log and ours."""
-    return secrets.token_hex(8).upper()
 
 
 def request_head(request: web.BaseRequest, raw_path: str, raw_query: str) -> RequestHead:
@@ -114,6 +109,7 @@ class Exchange:
         self.rdma_declined = False  # a transfer by RDMA that the request asks for
         self.body_stalled = False  # the request's body stopped arriving, or nearly
         self.response: web.StreamResponse | None = None  # once its head is on the wire
+        self.last_bytes = b""  # of a streamed response's body, to leave together with its end
         self._head: RequestHead | None = None
         self._asked: Asked | None = None
         self._access: RequestAccess | None = None
@@ -247,8 +243,11 @@ class Exchange:
         while not content.at_eof():
             asked_s = time.monotonic()
             try:
-                async with asyncio.timeout(budget.left_s):
-                    data = await content.readany()
+                if content.is_eof():
+                    data = content.read_nowait()
+                else:
+                    async with asyncio.timeout(budget.left_s):
+                        data = await content.readany()
             except TimeoutError as error:
                 self.body_stalled = True
                 raise InvalidRequest(
@@ -286,12 +285,11 @@ class Exchange:
 
     async def read_body(self, decoder: BodyDecoder) -> bytes:
         """A whole small body, verified; the decoder's cap bounds it."""
-        payload = bytearray()
+        payload: list[bytes | memoryview] = []
         async for data in self.pieces():
-            for piece in await feed(decoder, data):
-                payload += piece
+            payload += await feed(decoder, data)
         decoder.finish()
-        return bytes(payload)
+        return b"".join(payload)
 
     async def read_xml(self, bytes_max: int = SMALL_XML_BYTES_MAX) -> bytes:
         """A whole XML body of a kind that is small in S3 too."""

@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import cast
 
 from aiohttp import web
-from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 from aiohttp.web_protocol import RequestHandler
 
 from objectcache_gateway import client_socket
@@ -29,14 +28,13 @@ from objectcache_gateway.exchange import (
     Asked,
     Exchange,
     error_response,
-    new_request_id,
     request_head,
 )
 from objectcache_gateway.handlers.buckets import check_expected_owner
 from objectcache_gateway.handlers.operations import HANDLERS
 from objectcache_gateway.health import HealthCheck, health_response, is_health_check
 from objectcache_gateway.listening import Acceptor
-from objectcache_gateway.metrics.families import GatewayLevels
+from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts
 from objectcache_gateway.request.addressing import (
     Target,
@@ -47,6 +45,7 @@ from objectcache_gateway.request.addressing import (
 from objectcache_gateway.request.rdma_request import asked_rdma, declines_write
 from objectcache_gateway.request.refusals import check_headers, refuse_preflight
 from objectcache_gateway.request.request_head import RequestHead
+from objectcache_gateway.request.request_ids import new_request_id
 from objectcache_gateway.request.routes import route
 from objectcache_gateway.signing.anonymous import anonymous, is_anonymous
 from objectcache_gateway.signing.credentials import CredentialStore
@@ -454,7 +453,7 @@ class Gateway:
         with watch:
             if exchange.response is None:
                 await exchange.start(response)
-            await response.write_eof()
+            await response.write_eof(exchange.last_bytes)
 
     def levels(self) -> GatewayLevels:
         """How much of everything there is right now."""
@@ -489,18 +488,6 @@ def check_body_headers(head: RequestHead) -> None:
     transfer_encoding = head.header("transfer-encoding")
     if transfer_encoding is not None and transfer_encoding.strip().lower() != "chunked":
         raise Unsupported("the only transfer encoding that is supported is chunked")
-
-
-def check_parser() -> None:
-    """Raise `InvalidRequest` unless aiohttp parses with its C parser.
-
-    Its pure-Python one is the one with a history of request smuggling.
-    """
-    if HttpRequestParser is HttpRequestParserPy:
-        raise InvalidRequest(
-            "aiohttp runs without its C parser; install a built wheel and unset "
-            "AIOHTTP_NO_EXTENSIONS"
-        )
 
 
 def failure_level(http_status: int) -> int:

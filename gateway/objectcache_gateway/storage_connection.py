@@ -12,9 +12,9 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -81,6 +81,10 @@ class ConnectionLost(Unavailable):
         self.unheard = unheard
 
 
+class _Silence(Exception):
+    """The server has said nothing for as long as it may."""
+
+
 class Unreachable(Unavailable):
     """Nobody takes connections where the storage server should be: it is being started again."""
 
@@ -104,6 +108,7 @@ class StorageConnection:
         self._received = bytearray()
         self._reader: asyncio.Future[None] | None = None  # of whoever waits for something to read
         self._is_watched = False
+        self._is_overdue = False  # what is being received
         self.idle = True
 
     @classmethod
@@ -174,11 +179,15 @@ class StorageConnection:
 
     async def receive(self, reply_type: type[R], *, timeout_s: float | None = None) -> R:
         """The reply; raises the error that the storage server answered with."""
+        # Every request waits here twice, and asyncio.timeout costs several times a timer.
+        timer = self._loop.call_later(timeout_s or self._timeout_s, self._overdue)
         try:
-            async with asyncio.timeout(timeout_s or self._timeout_s):
-                reply = await self._receive_reply()
-        except TimeoutError as error:
+            reply = await self._receive_reply()
+        except _Silence as error:
             raise Unavailable("the storage server does not answer") from error
+        finally:
+            timer.cancel()
+            self._is_overdue = False
         self.idle = not _goes_on(reply)
         if isinstance(reply, WireError):
             raise ObjectCacheError.from_wire(reply)
@@ -216,9 +225,8 @@ class StorageConnection:
 
     async def receive_frame(self) -> bytes:
         """A message as it comes, however long that takes."""
-        header = await self._take(LENGTH.size, unheard=False)
         try:
-            return await self._take(frame_length(header, MESSAGE_BYTES_MAX), unheard=False)
+            return await self._take_frame(unheard=False)
         except FrameError as error:
             raise ObjectCacheError(f"the storage server sent no message: {error}") from error
 
@@ -289,10 +297,8 @@ class StorageConnection:
     # --- the socket ---
 
     async def _receive_reply(self) -> StorageReply:
-        header = await self._take(LENGTH.size, unheard=True)
         try:
-            body = await self._take(frame_length(header, MESSAGE_BYTES_MAX), unheard=False)
-            return _REPLY.decode(body)
+            return _REPLY.decode(await self._take_frame(unheard=True))
         except (FrameError, msgspec.MsgspecError) as error:
             raise ObjectCacheError(f"the storage server sent no message: {error}") from error
 
@@ -337,6 +343,8 @@ class StorageConnection:
         The loop watches the socket from one wait to the next, which spares two calls of the system
         a request.
         """
+        if self._is_overdue:
+            raise _Silence
         reader = self._reader = self._loop.create_future()
         if not self._is_watched:
             self._loop.add_reader(self._socket, self._on_readable)
@@ -346,6 +354,11 @@ class StorageConnection:
         finally:
             if self._reader is reader:
                 self._reader = None
+
+    def _overdue(self) -> None:
+        self._is_overdue = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_exception(_Silence())
 
     def _on_readable(self) -> None:
         if self._reader is None:
@@ -358,18 +371,26 @@ class StorageConnection:
             self._is_watched = False
             self._loop.remove_reader(self._socket)
 
-    async def _take(self, length_bytes: int, *, unheard: bool) -> bytes:
-        while len(self._received) < length_bytes:
-            try:
-                data = await self._receive_piece()
-            except OSError as error:
-                raise self._lost(unheard=unheard and not self._received) from error
-            if not data:
-                raise self._lost(unheard=unheard and not self._received)
-            self._received += data
-        taken = bytes(self._received[:length_bytes])
-        del self._received[:length_bytes]
-        return taken
+    async def _take_frame(self, *, unheard: bool) -> bytes:
+        """The next message. `unheard` tells whether its loss may be the request's own."""
+        received = self._received
+        while len(received) < LENGTH.size:
+            await self._receive_more(unheard)
+        end = LENGTH.size + frame_length(received[: LENGTH.size], MESSAGE_BYTES_MAX)
+        while len(received) < end:
+            await self._receive_more(unheard)
+        frame = bytes(received[LENGTH.size : end])
+        del received[:end]
+        return frame
+
+    async def _receive_more(self, unheard: bool) -> None:
+        try:
+            data = await self._receive_piece()
+        except OSError as error:
+            raise self._lost(unheard=unheard and not self._received) from error
+        if not data:
+            raise self._lost(unheard=unheard and not self._received)
+        self._received += data
 
     async def _send_all(self, pieces: list[Piece]) -> None:
         try:
@@ -436,11 +457,27 @@ def _connecting_failed(error: BaseException) -> Unavailable | None:
 
 
 class Conversation:
-    """The use of one connection for one request; its first message may need another connection."""
+    """The use of one connection for one request; its first message may need another connection.
+
+    Entering it counts the connection; leaving gives an idle one back and closes any other.
+    """
 
     def __init__(self, pool: StoragePool) -> None:
         self._pool = pool
         self._connection: StorageConnection | None = None
+
+    async def __aenter__(self) -> Self:
+        self._pool.count_use()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.uncount_use()
+        self.end()
 
     @property
     def connection(self) -> StorageConnection:
@@ -509,9 +546,12 @@ class StoragePool:
         self._in_use = 0
         self._closed = False
 
-    @asynccontextmanager
-    async def conversation(self) -> AsyncGenerator[Conversation]:
-        """A connection for one request. Raises `Busy` where all are in use."""
+    def conversation(self) -> Conversation:
+        """A connection for one request. Entering raises `Busy` where all are in use."""
+        return Conversation(self)
+
+    def count_use(self) -> None:
+        """Count a connection as in use. Raises `Busy` where all are."""
         if self._in_use >= self._connections_max:
             raise Busy(
                 f"all {self._connections_max} connections to the storage server are in use "
@@ -519,12 +559,10 @@ class StoragePool:
                 retry_after_s=1.0,
             )
         self._in_use += 1
-        conversation = Conversation(self)
-        try:
-            yield conversation
-        finally:
-            self._in_use -= 1
-            conversation.end()
+
+    def uncount_use(self) -> None:
+        """Count it no more."""
+        self._in_use -= 1
 
     async def call(
         self, request: Message, reply_type: type[R], *, timeout_s: float | None = None

@@ -1,15 +1,21 @@
-"""The KV geometry of a bucket, and the chunk keys that follow from it."""
+"""The KV geometry of a bucket, and the chunk keys that follow from it.
+
+Servers that only pass layouts on do without numpy: `chunk_keys` is what needs it.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from objectcache_schemas.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 LAYOUT_VERSION = 1
 NUM_LAYERS_MAX = 4096  # far above any model; bounds loops over layers
@@ -72,21 +78,9 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         little-endian. A last chunk of fewer than `chunk_tokens` tokens has no key. Paper: section
         2.1, H_i = Hash(H_{i-1} || tokens_i).
         """
-        ids = np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else np.asarray(tokens)
-        if ids.size and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= 1 << 32):
-            raise InvalidRequest("tokens must be ids from 0 to 2**32 - 1")
-        chunk_count = ids.size // self.chunk_tokens
-        whole = ids[: chunk_count * self.chunk_tokens].astype("<u4")
-        rows = whole.reshape(chunk_count, self.chunk_tokens)
-        return list(rolling_keys(self.key_seed(), rows))
+        from objectcache_schemas.chunk_keys import rolling_keys, whole_chunks
 
-
-def rolling_keys(seed: bytes, rows: Iterable[npt.NDArray[np.uint32]]) -> Iterable[str]:
-    """Lowercase hex of H_i = SHA-256(H_{i-1} || row_i bytes), H_{-1} = `seed`."""
-    digest = seed
-    for row in rows:
-        digest = hashlib.sha256(digest + row.tobytes()).digest()
-        yield digest.hex()
+        return list(rolling_keys(self.key_seed(), whole_chunks(tokens, self.chunk_tokens)))
 
 
 def check_geometry(num_layers: int, chunk_tokens: int, per_layer_chunk_bytes: int) -> None:

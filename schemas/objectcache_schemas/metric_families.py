@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector
 
 from objectcache_schemas.metric_cells import Histogram
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "objectcache_"
 
 Labelled = Iterable[tuple[tuple[str, ...], float]]  # values of the labels, and the number

@@ -57,9 +57,7 @@ class ObjectAttributes(
         return dict.fromkeys(self.checksums, self.part_checksums[number - 1])
 
 
-class ObjectInfo(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False
-):
+class ObjectInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """One stored object, without its bytes."""
 
     key: str

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-
 from objectcache_schemas.errors import InvalidRequest
 
 FILE_BYTES_MAX = 1 << 20  # a chain has a few KiB, a bundle of authorities some hundred
@@ -196,6 +194,8 @@ def _pair_failure(files: CertificateFiles, error: ssl.SSLError) -> str:
 
 def _check_certificate(files: CertificateFiles, now_s: float) -> float:
     """When the certificate ends. Raises `InvalidRequest` where it is none, or not valid now."""
+    from cryptography import x509  # only who is given a certificate needs it
+
     data = _read(files, files.certificate)
     try:
         certificate = x509.load_pem_x509_certificates(data)[0]

@@ -8,8 +8,6 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from awscrt import checksums as crt
-
 Bytes = bytes | bytearray | memoryview
 
 
@@ -41,10 +39,22 @@ class _Crc:
         return self._value.to_bytes(self._width_bytes, "big")
 
 
+def _crc32c() -> Running:
+    from awscrt import checksums as crt
+
+    return _Crc(cast(_CrcFunction, crt.crc32c), 4)
+
+
+def _crc64nvme() -> Running:
+    from awscrt import checksums as crt
+
+    return _Crc(cast(_CrcFunction, crt.crc64nvme), 8)
+
+
 _START: dict[str, Callable[[], Running]] = {
     "crc32": lambda: _Crc(zlib.crc32, 4),
-    "crc32c": lambda: _Crc(cast(_CrcFunction, crt.crc32c), 4),
-    "crc64nvme": lambda: _Crc(cast(_CrcFunction, crt.crc64nvme), 8),
+    "crc32c": _crc32c,
+    "crc64nvme": _crc64nvme,
     "sha1": lambda: hashlib.sha1(usedforsecurity=False),
     "sha256": hashlib.sha256,
 }

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.messages import Health
-from objectcache_schemas.metric_families import MetricsPage
 from objectcache_schemas.schedule import ScheduleState, SetSchedule
 from objectcache_schemas.settings import Settings
 from objectcache_storage_server.accounts.account_book import AccountBook
@@ -33,7 +32,6 @@ from objectcache_storage_server.fabrics import Fabrics
 from objectcache_storage_server.lifecycle import LifecycleCounts, LifecycleSweeper
 from objectcache_storage_server.memory_line import MemoryGrants
 from objectcache_storage_server.metrics.engine_times import time_engine
-from objectcache_storage_server.metrics.families import storage_families
 from objectcache_storage_server.metrics.storage_counts import StorageCounts
 from objectcache_storage_server.put_slots import PutSlots
 from objectcache_storage_server.schedule_changes import ScheduleBook
@@ -44,6 +42,9 @@ from objectcache_storage_server.targets import TargetRegistry
 from objectcache_storage_server.tickets import TicketBook
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.tracing.trace_book import TraceBook
+
+if TYPE_CHECKING:
+    from objectcache_schemas.metric_families import MetricsPage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class Service:
         self.engine = engine
         self.counts = StorageCounts(settings.admin.tenants_in_metrics_max)
         time_engine(engine, self.counts.engine)
-        self.metrics_page = MetricsPage(lambda: storage_families(self))
+        self._metrics_page: MetricsPage | None = None
         self.pool = BufferPool(storage.fragment_bytes, storage.server_in_flight_bytes_max)
         self.registry = TargetRegistry(storage.targets_bytes_max)
         self.fabrics = Fabrics(storage)
@@ -248,6 +249,14 @@ class Service:
             damaged_count=self.engine.damaged_count,
             draining=self.draining or self.entrance.drained,
         )
+
+    def metrics_text(self) -> bytes:
+        """The metrics as `MetricsPage.text` has them. What renders them is loaded at the first."""
+        if self._metrics_page is None:
+            from objectcache_storage_server.metrics.families import storage_page
+
+            self._metrics_page = storage_page(self)
+        return self._metrics_page.text()
 
     def close(self) -> None:
         """Stop the threads and the engine; nothing may be running."""

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from prometheus_client.core import Metric
 
 from objectcache_gateway.admin.metrics_page import Scrapes
-from objectcache_gateway.metrics.families import GatewayLevels, gateway_families
+from objectcache_gateway.metrics.families import gateway_families
+from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts
 from objectcache_schemas.settings import ServerSettings, Settings
 from objectcache_storage_server.engines.memory import MemoryEngine

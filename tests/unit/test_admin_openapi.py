@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from objectcache_gateway.admin.api import ROUTES
+from objectcache_gateway.admin.media_types import JSON
 from objectcache_gateway.admin.openapi import openapi_document
-from objectcache_gateway.admin.routes import JSON, Nothing, Route
+from objectcache_gateway.admin.routes import Nothing, Route
 from objectcache_schemas.admin_api import NewUser, Problem, QuotaChange
 
 DOCUMENT = openapi_document(ROUTES)

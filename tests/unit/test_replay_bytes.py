@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from objectcache.replay.kv_bytes import KvBytes, slice_words
-from objectcache_schemas.layout import KvLayout, rolling_keys
+from objectcache_schemas.chunk_keys import rolling_keys
+from objectcache_schemas.layout import KvLayout
 
 LAYOUT = KvLayout(
     num_layers=5, chunk_tokens=16, per_layer_chunk_bytes=4096, dtype="uint8", fingerprint="test"

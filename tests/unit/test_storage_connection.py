@@ -28,6 +28,7 @@ from objectcache_schemas.messages import (
     GetHealth,
     KvGet,
     KvPut,
+    Matched,
     StatObject,
     Welcome,
 )
@@ -164,6 +165,55 @@ async def test_a_call_may_be_silent_for_as_long_as_its_caller_says() -> None:
         for call in (lookup, long):
             with pytest.raises(Unavailable):
                 await call
+
+
+def in_pieces(*pieces: bytes) -> Callable[..., Awaitable[None]]:
+    """A server that welcomes, answers the first request in pieces, and then says no more."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for reply in ((encode_frame(WELCOME),), pieces):
+            header = await reader.readexactly(LENGTH.size)
+            await reader.readexactly(LENGTH.unpack(header)[0])
+            for piece in reply:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+        await reader.read(-1)
+
+    return serve
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("cut", [0, 1, 3, 4, 5, 20])
+async def test_a_reply_that_stops_arriving_is_given_up_in_time(cut: int) -> None:
+    frame = encode_frame(Matched(matched=3, chunk_tokens=16))
+    async with listening(in_pieces(frame[:cut]), timeout_s=0.05) as pool:
+        async with pool.conversation() as conversation:
+            with pytest.raises(Unavailable, match="does not answer"):
+                await conversation.begin(GetHealth(), Matched)
+            assert not conversation.connection.idle
+        assert (pool.in_use, pool.idle) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_reply_is_put_together_from_its_pieces() -> None:
+    frame = encode_frame(Matched(matched=3, chunk_tokens=16))
+    pieces = [frame[index : index + 1] for index in range(len(frame))]
+    async with listening(in_pieces(*pieces), timeout_s=10.0) as pool:
+        reply = await pool.call(GetHealth(), Matched)
+        assert (reply.matched, reply.chunk_tokens) == (3, 16)
+        assert (pool.in_use, pool.idle) == (0, 1)
+
+
+@pytest.mark.asyncio
+async def test_two_replies_that_arrive_at_once_are_told_apart() -> None:
+    first, second = Matched(matched=1, chunk_tokens=16), Matched(matched=2, chunk_tokens=16)
+    replies = encode_frame(first) + encode_frame(second)
+    async with listening(in_pieces(replies), timeout_s=10.0) as pool, pool.conversation() as talk:
+        assert (await talk.begin(GetHealth(), Matched)).matched == 1
+        assert (await talk.connection.receive(Matched)).matched == 2
+        with pytest.raises(Unavailable, match="does not answer"):
+            await talk.connection.receive(Matched, timeout_s=0.05)
 
 
 @pytest.mark.asyncio

@@ -37,6 +37,16 @@ is_first = f"{name} started" not in Path(log).read_text()
 for option in options:
     if option.startswith("--exit=") or (option.startswith("--later-exit=") and not is_first):
         sys.exit(int(option.partition("=")[2]))
+if "--waits" in options:
+    note("loaded")
+for option in options:  # a named pipe opens when both ends do
+    if option.startswith("--after="):
+        open(option.partition("=")[2]).close()
+    if option.startswith("--lets="):
+        open(option.partition("=")[2], "w").close()
+if "--waits" in options and not sys.stdin.readline():
+    note("lost its supervisor")
+    sys.exit()
 note("started " + ",".join(options))
 print("starting", flush=True)
 if "--never-ready" not in options:
@@ -55,7 +65,7 @@ def child(name, options):
     return ChildCommand(
         name, (sys.executable, server, name, log, *options.split()), f"ready {name} ",
         float(drain_timeout_s), ready_timeout_s=3.0, stop_margin_s=0.3,
-        reloads="--deaf" not in options,
+        reloads="--deaf" not in options, awaits_word="--waits" in options,
     )
 gateways = [child("gateway", gateway)] + ([child("other", other)] if other else [])
 commands = Commands(
@@ -156,6 +166,41 @@ def test_storage_starts_first_and_stops_last(tmp_path: Path) -> None:
             "gateway stopped",
             "storage stopped",
         ]
+
+
+def test_a_child_that_awaits_its_word_is_loaded_meanwhile_and_begins_after_storage(
+    tmp_path: Path,
+) -> None:
+    met = tmp_path / "met"
+    os.mkfifo(met)
+    # Storage is ready only once the gateway is loaded, which then waits for the word.
+    with Supervised(tmp_path, storage=f"--after={met}", gateway=f"--lets={met} --waits") as pair:
+        assert pair.announced() == "announced None"
+        started = [event.partition(" --")[0].strip() for event in pair.events()]
+        assert started == ["gateway loaded", "storage started", "gateway started"]
+        pair.process.send_signal(signal.SIGTERM)
+        assert pair.end()[0] == 0
+
+
+def test_a_child_that_awaits_its_word_never_begins_where_storage_fails(tmp_path: Path) -> None:
+    with Supervised(tmp_path, storage="--exit=3", gateway="--waits", admin="--waits") as pair:
+        exit_code, errors = pair.end()
+        assert exit_code == 1
+        assert "the storage exited with code 3 before it was ready" in errors
+        assert not any("started" in event for event in pair.events())
+
+
+def test_a_child_that_awaits_its_word_gets_it_again_when_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    with Supervised(tmp_path, gateway="--waits") as pair:
+        pair.announced()
+        os.kill(pair.pids("gateway")[0], signal.SIGKILL)
+        pair.wait_for_event("gateway started --waits", count=2)
+        pair.process.send_signal(signal.SIGHUP)
+        pair.wait_for_event("gateway started --waits", count=3)
+        pair.process.send_signal(signal.SIGTERM)
+        assert pair.end()[0] == 0
 
 
 def test_ctrl_c_in_the_terminal_reaches_only_the_supervisor(tmp_path: Path) -> None:
@@ -260,8 +305,11 @@ def test_a_child_that_keeps_dying_ends_everything_with_a_clear_message(tmp_path:
         assert pair.events()[-1] == "storage stopped"
 
 
-def test_a_child_that_finds_its_settings_wrong_is_not_started_again(tmp_path: Path) -> None:
-    with Supervised(tmp_path, gateway="--exit=2") as pair:
+@pytest.mark.parametrize("gateway", ["--exit=2", "--exit=2 --waits"])
+def test_a_child_that_finds_its_settings_wrong_is_not_started_again(
+    tmp_path: Path, gateway: str
+) -> None:
+    with Supervised(tmp_path, gateway=gateway) as pair:
         exit_code, errors = pair.end()
         assert exit_code == 2
         assert "the gateway exited with code 2 before it was ready" in errors

@@ -6,26 +6,44 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
 from objectcache.cli import processes
-from objectcache.cli.admin.app import admin_app
 from objectcache.cli.failing import fail
 from objectcache.cli.settings_flags import Assignments, Config, DataDir, find_settings
 
 if TYPE_CHECKING:
     from objectcache_schemas.settings import Settings
 
+ADMIN = "admin"
+
+
+class Commands(typer.core.TyperGroup):
+    """Declares the operator's commands, of which there are many, only where they are asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name != ADMIN:
+            return super().get_command(ctx, cmd_name)
+        from objectcache.cli.admin.app import admin_app
+
+        group = typer.main.get_group(admin_app)
+        group.name = ADMIN
+        return group
+
+
 app = typer.Typer(
+    cls=Commands,
     help="S3-compatible object store for LLM prefix KV cache, delivered layer by layer.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # its tracebacks show locals, and locals may hold secrets
 )
 bench_app = typer.Typer(help="Measure a running server.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-app.add_typer(admin_app, name="admin")
+app.add_typer(typer.Typer(), name=ADMIN)  # in its place stands what `Commands` declares
 
 CaFile = Annotated[
     Path | None,

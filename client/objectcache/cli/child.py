@@ -1,8 +1,9 @@
 """One supervised process: started, watched until it serves, stopped.
 
 A child holds the read end of a pipe as its standard input and stops when that ends: a supervisor
-that is killed takes its children with it. Each has a process group of its own, so that Ctrl-C
-reaches only the supervisor and the order of stopping is kept.
+that is killed takes its children with it. A child that `awaits_word` loads itself and begins when a
+line arrives there. Each has a process group of its own, so that Ctrl-C reaches only the supervisor
+and the order of stopping is kept.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class ChildCommand:
     pass_fds: tuple[int, ...] = ()  # descriptors that the process gets beside the standard ones
     withheld: frozenset[str] = frozenset()  # variables of our environment that it does not get
     reloads: bool = True  # whether SIGHUP makes it read its certificates again, and does not end it
+    awaits_word: bool = False  # whether it begins only when a line is on its standard input
     ready_timeout_s: float = READY_TIMEOUT_S
     stop_margin_s: float = STOP_MARGIN_S
 
@@ -65,13 +67,20 @@ class Child:
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
-    async def start(self) -> str:
+    async def start(self, may_begin: asyncio.Event | None = None) -> str:
         """Start it and wait until it serves; returns what follows the ready line's prefix.
 
-        Raises `EndedBeforeReady`, or `SupervisionFailed` where it is not ready in time. Cancelled,
-        it leaves the process running for `stop`.
+        It begins once `may_begin` is set, without one at once; a child that `awaits_word` loads
+        itself before. Raises `EndedBeforeReady`, or `SupervisionFailed` where it is not ready in
+        time. Cancelled, it leaves the process running for `stop`.
         """
+        if may_begin is not None and not self._settings.awaits_word:
+            await may_begin.wait()
         await self._spawn()
+        if self._settings.awaits_word:
+            if may_begin is not None:
+                await may_begin.wait()
+            self._give_word()
         timeout_s = self._settings.ready_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -132,6 +141,11 @@ class Child:
             )
         finally:
             os.close(read_end)
+
+    def _give_word(self) -> None:
+        assert self._lifeline is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which its output tells
+            os.write(self._lifeline, b"\n")
 
     async def _wait_ready(self) -> str:
         async for line in self._lines():

@@ -1,8 +1,9 @@
 """Keep a storage server, its gateways and the admin server running until someone asks them to stop.
 
 The storage server starts first and stops last, so that a gateway that serves has something to serve
-from. The gateways share listening sockets that are the supervisor's: a connection waits while the
-gateway that would have taken it is being replaced.
+from. The others load themselves beside it, touch nothing, and begin when it serves. The gateways
+share listening sockets that are the supervisor's: a connection waits while the gateway that would
+have taken it is being replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from objectcache.cli.child import Child, ChildCommand, EndedBeforeReady, SupervisionFailed, say
+from objectcache.cli.child import ChildCommand, EndedBeforeReady, SupervisionFailed, say
 from objectcache.cli.processes import (
     ADMIN_MODULE,
     GATEWAY_MODULE,
@@ -38,6 +39,7 @@ CLIENT_VARIABLES = frozenset({"OBJECTCACHE_SECRET_KEY", "OBJECTCACHE_ADMIN_TOKEN
 EXIT_KILLED = 1  # a second Ctrl-C: nothing was drained
 # The storage server refuses what waits in it, so that gateways that drain do not wait for it.
 REFUSE_WAITING = signal.SIGUSR1
+STDIN_FLAGS = ("--exit-with-stdin", "--start-with-stdin")
 ADMIN_DRAIN_TIMEOUT_S = 2.0  # its requests are short
 
 
@@ -72,12 +74,13 @@ def gateway_children(
             name="gateway" if count == 1 else f"gateway {number}",
             command=module_command(
                 GATEWAY_MODULE,
-                (*arguments, *passed, "--number", str(number), "--exit-with-stdin"),
+                (*arguments, *passed, "--number", str(number), *STDIN_FLAGS),
             ),
             ready_prefix="ready gateway ",
             drain_timeout_s=settings.gateway.drain_timeout_s,
             pass_fds=tuple(listen_fds),
             withheld=MASTER_KEY_VARIABLES | CLIENT_VARIABLES,
+            awaits_word=True,
         )
         for number in range(count)
     )
@@ -87,11 +90,12 @@ def admin_child(settings: Settings, arguments: tuple[str, ...]) -> ChildCommand:
     """The admin server."""
     return ChildCommand(
         name="admin server",
-        command=module_command(ADMIN_MODULE, (*arguments, "--exit-with-stdin")),
+        command=module_command(ADMIN_MODULE, (*arguments, *STDIN_FLAGS)),
         ready_prefix="ready admin ",
         drain_timeout_s=ADMIN_DRAIN_TIMEOUT_S,
         withheld=MASTER_KEY_VARIABLES | CLIENT_VARIABLES,
         reloads=bool(settings.admin.tls_certificate),
+        awaits_word=True,
     )
 
 
@@ -164,11 +168,12 @@ class _Servers:
         return [*self._gateways, *([self._admin] if self._admin is not None else [])]
 
     async def _serve(self) -> NoReturn:
-        await self._storage.child.start()
+        may_begin = asyncio.Event()
         async with asyncio.TaskGroup() as starting:
-            admin = starting.create_task(self._start_admin())
+            starting.create_task(self._start_storage(may_begin))
+            admin = starting.create_task(self._start_admin(may_begin))
             for slot in self._gateways:
-                starting.create_task(_start(slot.child))
+                starting.create_task(slot.child.start(may_begin))
         self._announce(admin.result())
         keepers = [
             *(_keep_running(slot) for slot in (self._storage, *self._gateways)),
@@ -180,8 +185,12 @@ class _Servers:
                 keeping.create_task(keeper)
         raise AssertionError("a keeper returns only by raising")
 
-    async def _start_admin(self) -> str | None:
-        return None if self._admin is None else await self._admin.child.start()
+    async def _start_storage(self, serves: asyncio.Event) -> None:
+        await self._storage.child.start()
+        serves.set()
+
+    async def _start_admin(self, may_begin: asyncio.Event) -> str | None:
+        return None if self._admin is None else await self._admin.child.start(may_begin)
 
     async def _keep_admin(self) -> None:
         if self._admin is None:
@@ -203,10 +212,6 @@ class _Servers:
                     await slot.replace()
             except SupervisionFailed as error:
                 say(f"{error}; the gateways that are left serve on as they are")
-
-
-async def _start(child: Child) -> None:
-    await child.start()
 
 
 async def _keep_running(slot: Slot) -> NoReturn:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from objectcache.replay.trace import TraceRequest
-from objectcache_schemas.layout import KvLayout, rolling_keys
+from objectcache_schemas.chunk_keys import rolling_keys
+from objectcache_schemas.layout import KvLayout
 
 # Llama 3.1 8B: 2 (K, V) x 8 KV heads x 128 wide x 2 bytes, for each of 32 layers.
 MODEL_SLICE_BYTES_PER_TOKEN = 4096

@@ -20,8 +20,9 @@ from objectcache_gateway.admin.audit import AuditLog
 from objectcache_gateway.admin.gateway_processes import GatewayProcesses
 from objectcache_gateway.admin.routes import Reach
 from objectcache_gateway.admin.server import AdminServer
-from objectcache_gateway.server import check_parser
+from objectcache_gateway.http_parser import check_parser
 from objectcache_gateway.signing.credentials import RootCredentials, load_or_create_root
+from objectcache_gateway.start_word import add_start_argument, wait_for_word
 from objectcache_gateway.storage_address import StorageAddress, storage_address
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_gateway.tls import server_context
@@ -166,9 +167,12 @@ def main(arguments: list[str] | None = None) -> int:
             DESCRIPTION,
             sys.argv[1:] if arguments is None else arguments,
             os.environ,
+            add_start_argument,
         )
         check_parser()
         configure_logging("admin", settings.admin.log_level, settings.server.log_format)
+        if namespace.start_with_stdin and not wait_for_word():
+            return 0
         warn_of_plain_text(settings)
         root = load_or_create_root(settings.data_dir, os.environ)
         uvloop.run(run(settings, root, namespace.exit_with_stdin))

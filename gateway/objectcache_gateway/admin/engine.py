@@ -7,7 +7,8 @@ import contextlib
 import msgspec
 from aiohttp import web
 
-from objectcache_gateway.admin.routes import NDJSON, Call, Nothing, Route
+from objectcache_gateway.admin.media_types import NDJSON
+from objectcache_gateway.admin.routes import Call, Nothing, Route
 from objectcache_gateway.storage_connection import StorageConnection
 from objectcache_schemas.admin_api import CheckChoice, CheckLine, Problem
 from objectcache_schemas.engine_status import (

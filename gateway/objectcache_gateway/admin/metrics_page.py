@@ -16,11 +16,12 @@ from aiohttp import web
 from prometheus_client.core import Metric
 
 from objectcache_gateway.admin.gateway_processes import GatewayProcesses
+from objectcache_gateway.admin.media_types import PROMETHEUS_TEXT
 from objectcache_gateway.admin.routes import Call, Nothing, Route
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages import GetMetrics, Metrics
-from objectcache_schemas.metric_families import CONTENT_TYPE, MetricsPage, alone, counter, gauge
+from objectcache_schemas.metric_families import MetricsPage, alone, counter, gauge
 
 ADMIN, STORAGE = "admin", "storage"
 TIMEOUT_S = 1.0  # a process that takes longer is left out
@@ -143,7 +144,7 @@ async def get_metrics(call: Call[Nothing, Nothing]) -> web.Response:
     """All processes' metrics, in Prometheus' text format."""
     _SCRAPES.audit_lines_lost = call.reach.audit_log.lost_lines
     text = await _SCRAPES.page(call.storage, call.reach.gateways)
-    return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+    return web.Response(body=text, headers={"Content-Type": PROMETHEUS_TEXT})
 
 
 ROUTES = (

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from objectcache_gateway.admin.routes import JSON, TEXT, Nothing, Route
+from objectcache_gateway.admin.media_types import JSON, TEXT
+from objectcache_gateway.admin.routes import Nothing, Route
 from objectcache_schemas.admin_api import Problem
 
 REF = "#/components/schemas/{name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from objectcache_gateway.admin.routes import JSON
+from objectcache_gateway.admin.media_types import JSON
 from objectcache_schemas.admin_api import Problem
 from objectcache_schemas.errors import ObjectCacheError
 

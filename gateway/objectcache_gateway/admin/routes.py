@@ -12,13 +12,13 @@ from aiohttp import web
 from objectcache_gateway.admin.accounts_view import AccountsView
 from objectcache_gateway.admin.audit import AuditLog
 from objectcache_gateway.admin.gateway_processes import GatewayProcesses
+from objectcache_gateway.admin.media_types import JSON
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_schemas.admin_api import PAGE_ITEMS_MAX, Body
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.settings import Settings
 
 BODY_BYTES_MAX = 1 << 20  # 10,000 keys to pin are a tenth of it
-TEXT, NDJSON, JSON = "text/plain", "application/x-ndjson", "application/json"
 
 B = TypeVar("B", bound=Body, covariant=True)
 Q = TypeVar("Q", bound=Body, covariant=True)

@@ -33,6 +33,7 @@ from objectcache_gateway.admin.connections import (
     AdminConnection,
     ConnectionBound,
 )
+from objectcache_gateway.admin.media_types import JSON
 from objectcache_gateway.admin.problems import name_the_server, problem_response
 from objectcache_gateway.admin.requests import (
     decode_body,
@@ -40,9 +41,9 @@ from objectcache_gateway.admin.requests import (
     read_body,
     request_head,
 )
-from objectcache_gateway.admin.routes import JSON, Asker, Call, Reach, Route
+from objectcache_gateway.admin.routes import Asker, Call, Reach, Route
 from objectcache_gateway.admin.scopes import covers
-from objectcache_gateway.exchange import new_request_id
+from objectcache_gateway.request.request_ids import new_request_id
 from objectcache_gateway.signing.credentials import RootCredentials
 from objectcache_schemas.errors import (
     AccessDenied,

@@ -48,6 +48,8 @@ from objectcache_schemas.messages import (
     WindowSource,
 )
 
+_BUFFER = DeliveryPath.BUFFER.value
+_NO_WINDOW = ("", WindowSource.NONE.value)
 LAYOUT_BYTES_MAX = 16 * KIB  # two names of 1 KiB and a few numbers
 
 
@@ -102,7 +104,7 @@ async def _deliver(exchange: Exchange, descriptor: bytes) -> web.StreamResponse:
         accepted = await conversation.begin(
             request, DeliveryAccepted, timeout_s=exchange.admission_timeout_s
         )
-        if accepted.path == DeliveryPath.BUFFER.value:
+        if accepted.path == _BUFFER:
             return await _deliver_staged(exchange, conversation.connection, accepted, descriptor)
         if accepted.body_bytes == 0:
             connection = conversation.connection
@@ -154,7 +156,7 @@ async def _respond(
         error_message=ended.error.message if ended.error else None,
         failed_layer=ended.failed_layer,
     )
-    await response.write(msgspec.msgpack.encode(outcome))
+    exchange.last_bytes = msgspec.msgpack.encode(outcome)
     return response
 
 
@@ -181,7 +183,7 @@ def delivery_headers(accepted: DeliveryAccepted) -> dict[str, str]:
     if accepted.path:
         named[headers.PATH] = accepted.path
         named[headers.TRANSPORT] = accepted.transport
-    if accepted.window_source not in ("", WindowSource.NONE.value):
+    if accepted.window_source not in _NO_WINDOW:
         named[headers.WINDOW_SOURCE] = accepted.window_source
     return named
 

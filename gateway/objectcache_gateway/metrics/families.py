@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
+from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import OperationCell, RequestCounts, TenantCell
-from objectcache_schemas.metric_families import Labelled, alone, counter, gauge, histogram
+from objectcache_schemas.metric_families import (
+    Labelled,
+    MetricsPage,
+    alone,
+    counter,
+    gauge,
+    histogram,
+)
 
 HIT, MISS = "hit", "miss"
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayLevels:
-    """How much of everything there is right now."""
-
-    requests_in_flight: int
-    connections: int
-    storage_connections_in_use: int
-    storage_connections_idle: int
-    draining: bool
-    audit_lines: int
-    audit_lines_lost: int
+def gateway_page(counts: RequestCounts, levels: Callable[[], GatewayLevels]) -> MetricsPage:
+    """All of them as text."""
+    return MetricsPage(lambda: gateway_families(counts, levels))
 
 
 def gateway_families(

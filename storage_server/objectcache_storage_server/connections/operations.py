@@ -81,7 +81,7 @@ def answer(service: Service, request: GatewayRequest) -> msgspec.Struct:
         case SetSchedule():
             return service.change_schedule(request)
         case GetMetrics():
-            return Metrics(text=service.metrics_page.text())
+            return Metrics(text=service.metrics_text())
         case SetLogLevel():
             set_log_level(request.level)
             return Done()

@@ -11,12 +11,9 @@ from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.settings import Settings, StorageSettings
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.engines.files import FilesEngine
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
-from objectcache_storage_server.engines.local.volumes.nvme_volume import open_nvme_volume
 from objectcache_storage_server.engines.local.volumes.volume import Volume
-from objectcache_storage_server.engines.memory import MemoryEngine
 
 DATA_FILES_MIN = 8  # of which a store's room is at least made up; the rest of a file is lost to it
 DATA_FILE_BYTES_MIN = 4 * MIB
@@ -26,6 +23,8 @@ def open_engine(settings: Settings) -> Engine:
     """Open the engine of `storage.engine`; raises `InvalidRequest` for a name without one."""
     match settings.storage.engine:
         case "memory":
+            from objectcache_storage_server.engines.memory import MemoryEngine
+
             return MemoryEngine()
         case "files":
             if (settings.data_dir / "index" / "data.mdb").exists():
@@ -33,6 +32,8 @@ def open_engine(settings: Settings) -> Engine:
                     f"{settings.data_dir} holds a store of engine local: serve it with "
                     "--set storage.engine=local, or give another --data-dir"
                 )
+            from objectcache_storage_server.engines.files import FilesEngine
+
             return FilesEngine(settings.data_dir, settings.storage.open_objects_max)
         case "local":
             return open_local_engine(settings.data_dir, settings.storage)
@@ -56,6 +57,8 @@ def open_local_engine(
 def open_volume(data_dir: Path, storage: StorageSettings) -> Volume:
     """The volume that the settings name."""
     if storage.nvme_device:
+        from objectcache_storage_server.engines.local.volumes.nvme_volume import open_nvme_volume
+
         return open_nvme_volume(
             Path(storage.nvme_device),
             data_dir / "index",

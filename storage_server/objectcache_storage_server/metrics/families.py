@@ -11,7 +11,14 @@ from prometheus_client.core import Metric
 
 from objectcache_schemas.messages import GetUsage
 from objectcache_schemas.metric_cells import Counts
-from objectcache_schemas.metric_families import Labelled, alone, counter, gauge, histogram
+from objectcache_schemas.metric_families import (
+    Labelled,
+    MetricsPage,
+    alone,
+    counter,
+    gauge,
+    histogram,
+)
 from objectcache_storage_server.deliver import Delivery
 from objectcache_storage_server.metrics.engine_families import (
     engine_call_families,
@@ -57,6 +64,11 @@ _TENANT_COUNTERS: tuple[tuple[str, str, Callable[[TenantCell], float]], ...] = (
         lambda cell: cell.consumed_layers,
     ),
 )
+
+
+def storage_page(service: Service) -> MetricsPage:
+    """All of them as text."""
+    return MetricsPage(lambda: storage_families(service))
 
 
 def storage_families(service: Service) -> Iterator[Metric]:
