@@ -25,6 +25,7 @@ from objectcache_schemas.messages import DeliveryPath
 
 Choice = TypeVar("Choice", DeliveryMode, OnMissing, DeliveryPath)
 NUMBERS = (int, float, np.integer, np.floating)
+_PLAIN_KEYS = frozenset({str, bytes})  # without their subclasses, which are keys too
 TIMEOUT_S_MAX = 2_000_000  # poll(2) counts milliseconds in a C int
 
 
@@ -40,9 +41,11 @@ def checked_keys(chunk_keys: Iterable[Any]) -> tuple[str, ...]:
         raise InvalidRequest(
             f"chunk_keys must be a list of keys, got {type(chunk_keys).__name__}"
         ) from None
-    for index, key in enumerate(keys):
-        if not isinstance(key, str | bytes):
-            raise InvalidRequest(f"chunk_keys[{index}] must be a string, got {type(key).__name__}")
+    if not _PLAIN_KEYS.issuperset(map(type, keys)):
+        for index, key in enumerate(keys):
+            if not isinstance(key, str | bytes):
+                kind = type(key).__name__
+                raise InvalidRequest(f"chunk_keys[{index}] must be a string, got {kind}")
     return keys
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+import itertools
 from urllib.parse import quote
 
 import pytest
@@ -212,6 +213,23 @@ def test_access_keys_with_punctuation_are_read_whole(key: str) -> None:
     head = sign("GET", URL, access_key=key)
     result = authenticate(head, {key: SECRET_KEY}.get, signed_at_s(head), SKEW_S)
     assert result.access_key == key
+
+
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(("Credential", "SignedHeaders", "Signature")))
+)
+@pytest.mark.parametrize("separator", [",", ", ", " ,", "\t,  ", " "])
+def test_the_fields_of_an_authorization_may_stand_in_any_order_and_spacing(
+    order: tuple[str, ...], separator: str
+) -> None:
+    head = sign("GET", URL)
+    authorization = head.header("authorization")
+    assert authorization is not None
+    algorithm, _, rest = authorization.partition(" ")
+    fields = {part.partition("=")[0]: part for part in rest.split(", ")}
+    spaced = f"{algorithm} {separator.join(fields[name] for name in order)}"
+    changed = with_header(head, "authorization", spaced)
+    assert verify(changed) == verify(head)
 
 
 def test_any_region_is_accepted_unless_one_is_configured() -> None:

@@ -105,8 +105,8 @@ def check_key(key: str) -> None:
 
 
 def _virtual_host_bucket(host: str, domains: Sequence[str]) -> str | None:
-    name = host.rpartition(":")[0] if re.search(r":\d+\Z", host) else host
-    name = name.lower()
+    before, _, port = host.rpartition(":")
+    name = (before if port.isdecimal() else host).lower()
     for domain in domains:
         suffix = "." + domain.lower()
         if name.endswith(suffix) and len(name) > len(suffix):

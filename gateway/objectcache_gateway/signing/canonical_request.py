@@ -9,6 +9,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from objectcache_gateway.request.request_head import RequestHead, raw_query_pairs, wire_bytes
 
 _UNRESERVED_PATH = re.compile(r"[A-Za-z0-9\-._~/]*")
+_UNRESERVED = re.compile(r"[A-Za-z0-9\-._~]+")
 _SPACES = re.compile(r"[ \t]+")
 
 
@@ -31,6 +32,8 @@ def canonical_query(raw_query: str) -> str:
     """The canonical query string, without X-Amz-Signature."""
     if not raw_query:
         return ""
+    if _UNRESERVED.fullmatch(raw_query) and raw_query != "X-Amz-Signature":
+        return f"{raw_query}="
     pairs = [
         (quote_from_bytes(name, safe="~"), quote_from_bytes(value, safe="~"))
         for name, value in raw_query_pairs(raw_query)
@@ -44,5 +47,7 @@ def canonical_headers(head: RequestHead, names: Sequence[str]) -> str:
     values: dict[str, list[str]] = {name: [] for name in names}
     for name, value in head.headers:
         if name in values:
-            values[name].append(_SPACES.sub(" ", value.strip(" \t")))
+            text = value.strip(" \t")
+            has_runs = "  " in text or "\t" in text
+            values[name].append(_SPACES.sub(" ", text) if has_runs else text)
     return "".join([f"{name}:{','.join(values[name])}\n" for name in names])

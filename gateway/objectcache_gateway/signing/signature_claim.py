@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unsupported
@@ -19,6 +20,10 @@ EXPIRES_S_MAX = 604_800  # S3's own limit on a presigned URL, seven days
 _QUERY_MARKS = frozenset({"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature"})
 _V2_QUERY_MARKS = frozenset({"AWSAccessKeyId", "Signature"})
 _AMZ_DATE = re.compile(r"([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})Z")
+# As most clients write it; other orders and spaces are taken apart by _HEADER_FIELD.
+_USUAL_FIELDS = re.compile(
+    rf"{ALGORITHM} Credential=([^,\s]+), ?SignedHeaders=([^,\s]+), ?Signature=([^,\s]+)"
+)
 _HEADER_FIELD = re.compile(r"(?:^|[,\s])(Credential|SignedHeaders|Signature)=")
 
 
@@ -92,6 +97,14 @@ def _header_claim(head: RequestHead, authorization: str) -> Claim:
 
 
 def _authorization_fields(authorization: str) -> dict[str, str]:
+    usual = _USUAL_FIELDS.fullmatch(authorization)
+    if usual is not None:
+        credential, signed_headers, signature = usual.groups()
+        return {
+            "Credential": credential,
+            "SignedHeaders": signed_headers,
+            "Signature": signature,
+        }
     scheme, _, rest = authorization.strip().partition(" ")
     if scheme != ALGORITHM:
         raise _wrong_scheme(scheme, rest)
@@ -211,6 +224,7 @@ def _credential(text: str, malformed: Callable[[str], InvalidRequest]) -> tuple[
     return access_key, day, region
 
 
+@lru_cache(maxsize=64)
 def unix_time(amz_date: str) -> float:
     """Unix time of a date such as 20130524T000000Z; raises `AccessDenied` for an impossible day."""
     match = _AMZ_DATE.fullmatch(amz_date)
