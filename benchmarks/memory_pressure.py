@@ -29,7 +29,6 @@ from benchmarks.warm import CACHED_BYTES
 from objectcache_schemas.limits import GIB, MIB
 
 PROCESS_BYTES = 80 * MIB  # the limit beyond its share of the working set: the process itself
-SHARES = (0.25, 0.5, 0.75, 1.5)  # of the working set; the last has room for all of it
 BUDGETED, ALL_CACHED = "budgeted", "all of it on the page-cache path"
 DIRECT_ALONE, PEER = "the direct path alone", "buffered reads"
 WAYS = {BUDGETED: "-1", ALL_CACHED: str(CACHED_BYTES), DIRECT_ALONE: "0", PEER: BUFFERED}
@@ -47,9 +46,10 @@ def measure_memory_pressure(bench: Bench) -> Iterator[Row]:
     with bench.place() as folder:
         _fill(folder / "store", geometry)
         store = folder / "store"
+        shares = bench.scale.pressed_shares
         # With room for everything this rate is the warm one.
-        warm = _read(store, geometry, max(SHARES), WAYS[ALL_CACHED], bench)
-        for share in SHARES:
+        warm = _read(store, geometry, max(shares), WAYS[ALL_CACHED], bench)
+        for share in shares:
             found = {name: _read(store, geometry, share, way, bench) for name, way in WAYS.items()}
             yield from _rows(geometry, share, found, _bytes_per_s(warm))
 

@@ -20,6 +20,7 @@ class Scale:
     first_layer_chunks: int
     pressed_chunks: int  # read again and again while memory is short
     pressed_rounds: int
+    pressed_shares: tuple[float, ...]  # of them that fit into memory; the last has room for all
     small_chunks: int
     many_objects: int
     repeats: int  # of what is quick
@@ -32,20 +33,22 @@ FULL = Scale(
     first_layer_chunks=64,
     pressed_chunks=256,
     pressed_rounds=5,
+    pressed_shares=(0.25, 0.5, 0.75, 1.5),
     small_chunks=100_000,
     many_objects=1_000_000,
     repeats=7,
     rounds=5,
 )
 QUICK = Scale(
-    chunk_count=32,
+    chunk_count=16,
     first_layer_chunks=16,
-    pressed_chunks=48,
-    pressed_rounds=4,
-    small_chunks=5_000,
-    many_objects=20_000,
-    repeats=2,
-    rounds=2,
+    pressed_chunks=16,
+    pressed_rounds=2,
+    pressed_shares=(0.25, 1.5),
+    small_chunks=1_000,
+    many_objects=2_000,
+    repeats=1,
+    rounds=1,
     is_quick=True,
 )
 

@@ -22,6 +22,21 @@ from tests.servers import RunningServer
 
 REGION = "us-east-1"
 TIMEOUT_S = 20.0
+_CLIENTS: list[Any] = []
+
+
+def boto3_client(**given: Any) -> Any:
+    """boto3's client of S3, which `close_clients` closes if nobody else does."""
+    make_client: Any = boto3.client  # its overloads know every AWS service by its literal name
+    client = make_client("s3", **given)
+    _CLIENTS.append(client)
+    return client
+
+
+def close_clients() -> None:
+    """Close every client made so far, and with it the connections that it keeps."""
+    while _CLIENTS:
+        _CLIENTS.pop().close()
 
 
 def s3_client(
@@ -35,10 +50,8 @@ def s3_client(
 ) -> Any:
     """A boto3 client; `config` goes to botocore's Config. No retries, so that errors show."""
     credentials = server.credentials
-    make_client: Any = boto3.client  # its overloads know every AWS service by its literal name
     s3_settings: Any = {"addressing_style": addressing_style}
-    return make_client(
-        "s3",
+    return boto3_client(
         endpoint_url=endpoint or server.endpoint,
         aws_access_key_id=access_key or credentials.access_key,
         aws_secret_access_key=secret_key or credentials.secret_key,

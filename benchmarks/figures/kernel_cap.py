@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 REQUEST = REQUESTS["16K, 87.5%"]
 SCALE_MIN = 64  # what a link between two namespaces and one Python client carry with ease
 FACTORS = (0.5, 1.0, 1.5)  # of r*
-REPEATS, QUICK_REPEATS = 5, 2
+REPEATS, QUICK_REPEATS = 5, 1
 BUCKET = "kernel-cap"
 
 

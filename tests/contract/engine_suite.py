@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
@@ -46,6 +49,24 @@ ODD_KEYS = (
     "k" * 1024,
     "\U0001f9ca" * 256,
 )
+
+
+@contextmanager
+def opened_engine(open_engine: Callable[[Path], Engine], folder: Path) -> Generator[Engine]:
+    """A new store below `folder` with `BUCKET` in it. Its files are gone afterwards; its folders
+    are there for the next one, because an engine may make hundreds when it has none.
+    """
+    try:
+        engine = open_engine(folder)
+        try:
+            engine.create_bucket(BUCKET)
+            yield engine
+        finally:
+            engine.close()
+    finally:
+        for path, _, files in os.walk(folder):
+            for name in files:
+                os.unlink(os.path.join(path, name))
 
 
 def content(seed: object, size_bytes: int) -> bytes:

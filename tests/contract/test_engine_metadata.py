@@ -32,6 +32,7 @@ from tests.contract.engine_suite import (
     BUCKET,
     LAYOUT,
     content,
+    opened_engine,
     put,
     put_batch,
     read,
@@ -51,11 +52,9 @@ NOWHERE = ObjectInfo(key="none", size_bytes=0, etag="", modified_s=0.0)
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    opened = ENGINES[request.param](tmp_path / "data")
-    opened.create_bucket(BUCKET)
-    yield opened
-    opened.close()
+def engine(request: pytest.FixtureRequest, store_of: Callable[[str], Path]) -> Iterator[Engine]:
+    with opened_engine(ENGINES[request.param], store_of(request.param)) as opened:
+        yield opened
 
 
 def reopened(name: str, folder: Path, change: Callable[[Engine], object]) -> Engine:

@@ -46,6 +46,7 @@ from tests.contract.engine_suite import (
     LAYOUT,
     ODD_KEYS,
     content,
+    opened_engine,
     put,
     put_batch,
     read,
@@ -74,11 +75,9 @@ OPERATED = frozenset({"local"})  # engines with policies, pins and a check
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    opened = ENGINES[request.param](tmp_path / "data")
-    opened.create_bucket(BUCKET)
-    yield opened
-    opened.close()
+def engine(request: pytest.FixtureRequest, store_of: Callable[[str], Path]) -> Iterator[Engine]:
+    with opened_engine(ENGINES[request.param], store_of(request.param)) as opened:
+        yield opened
 
 
 def code_of(action: Callable[[], object]) -> str:
@@ -704,8 +703,8 @@ def test_ragged_ranges_are_exact_at_every_alignment(engine: Engine, block_bytes:
     data = content("ragged", 237)
     put(engine, "key", data, block_bytes=block_bytes)
     with engine.open_many(BUCKET.name, ["key"]) as opened:
-        for begin in range(0, len(data) + 1, 3):
-            for end in range(begin, len(data) + 1, 2):
+        for begin in (*range(0, len(data) + 1, 11), block_bytes - 1, block_bytes, block_bytes + 1):
+            for end in range(begin, len(data) + 1, 3):
                 assert read_range(opened, 0, begin, end - begin) == data[begin:end]
 
 

@@ -15,7 +15,7 @@ from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.files import FilesEngine
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.memory import MemoryEngine
-from tests.contract.engine_suite import BUCKET, content, put, read
+from tests.contract.engine_suite import BUCKET, content, opened_engine, put, read
 from tests.contract.local_engines import nvme_local_engine, small_local_engine
 
 MOST = 64 * KIB
@@ -28,11 +28,9 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    opened = ENGINES[request.param](tmp_path / "data")
-    opened.create_bucket(BUCKET)
-    yield opened
-    opened.close()
+def engine(request: pytest.FixtureRequest, store_of: Callable[[str], Path]) -> Iterator[Engine]:
+    with opened_engine(ENGINES[request.param], store_of(request.param)) as opened:
+        yield opened
 
 
 @pytest.fixture

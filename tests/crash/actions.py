@@ -8,7 +8,13 @@ import numpy as np
 
 from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.records import Condition, ObjectInfo
-from objectcache_storage_server.engines.base import Engine, OpenObjects, StagedPrefix, StagedPut
+from objectcache_storage_server.engines.base import (
+    Engine,
+    OpenObjects,
+    Read,
+    StagedPrefix,
+    StagedPut,
+)
 from tests.contract.engine_suite import read_range, staged_put
 from tests.crash.workload import Delete, Get, Operation, Put, PutPrefix, Value
 
@@ -82,17 +88,40 @@ def wrong_bytes(
         with engine.open_many(bucket, keys, are_prefix=are_prefix) as opened:
             stored = [info.key for info in opened.infos if info is not None]
             if len(stored) == len(keys):  # else others may be deleted before the next turn
-                return [
-                    wrong
-                    for index, info in enumerate(opened.infos)
-                    if info is not None
-                    for wrong in _wrong_object(opened, index, info.key, info)
-                ]
+                return _wrong_objects(opened, [info for info in opened.infos if info is not None])
         keys = stored
 
 
+def _wrong_objects(opened: OpenObjects, infos: Sequence[ObjectInfo]) -> list[str]:
+    """Read all of them together; each on its own, to say which one, where that goes wrong."""
+    reads: list[Read] = []
+    landing_bytes = 0
+    for place, info in zip(opened.placements(), infos, strict=True):
+        for begin_bytes, length_bytes in place.runs(0, info.size_bytes):
+            reads.append(Read(place.source, begin_bytes, length_bytes, landing_bytes))
+            landing_bytes += length_bytes
+    buffer = bytearray(landing_bytes)
+    together = "is not as the ETags say"
+    try:
+        opened.read_many(reads, memoryview(buffer))
+        if buffer == b"".join(_bytes_of(info) for info in infos):
+            return []
+    except DamagedData as error:
+        together = f"cannot be read: {error}"
+    wrong = [
+        wrong
+        for index, info in enumerate(infos)
+        for wrong in _wrong_object(opened, index, info.key, info)
+    ]
+    return wrong or [f"what {[info.key for info in infos]} hold, read together, {together}"]
+
+
+def _bytes_of(info: ObjectInfo) -> bytes:
+    return Value(info.etag, info.size_bytes).bytes_of(info.key)
+
+
 def _wrong_object(opened: OpenObjects, index: int, key: str, info: ObjectInfo) -> list[str]:
-    expected = Value(info.etag, info.size_bytes).bytes_of(key)
+    expected = _bytes_of(info)
     try:
         found = read_range(opened, index, 0, info.size_bytes)
     except DamagedData as error:

@@ -22,6 +22,7 @@ from tests.crash.workload import ASYNC, Value, buckets
 LIVES = 25  # kills of one store, about, before another one begins
 KILLS_IN_A_ROW = 3  # at most, without a look in between
 SHORTEST_S, LONGEST_S = 0.003, 0.25  # until a kill, most often short
+MOST_TIMES = 10  # as many kills as asked for, where they show too little
 PART_ONCE_OPEN = 0.8  # of kills, counted from the moment when the store is open
 
 
@@ -88,9 +89,16 @@ class Campaign:
         self._state: dict[Name, Value] = {}
         self._cuts: list[object] = []
 
-    def run(self, kill_count: int) -> Tally:
-        """Kill so many times; raises `StoreFailed` with the seed and what repeats it."""
-        while self.tally.kills < kill_count:
+    def run(
+        self, kill_count: int, is_enough: Callable[[Tally], bool] = lambda tally: True
+    ) -> Tally:
+        """Kill so many times, and go on within reason until what was seen is enough: how much a
+        process gets done before its death is up to the machine. Raises `StoreFailed` with the seed
+        and what repeats it.
+        """
+        while self.tally.kills < kill_count or (
+            not is_enough(self.tally) and self.tally.kills < MOST_TIMES * kill_count
+        ):
             if not self._buckets or self._rng.random() < 1 / LIVES:
                 self._begin_store()
             self._kill_and_look()

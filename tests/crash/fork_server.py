@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
+import numpy.ma  # noqa: F401  # which np.unique imports at its first call, in every process
 
 from tests.crash.worker import Job, run
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from objectcache_schemas.limits import GIB, KIB, MIB
-from objectcache_schemas.settings import load_settings
+from objectcache_schemas.settings import Settings, load_settings
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.local import compactor, upkeep
 from objectcache_storage_server.engines.open import open_engine
@@ -31,26 +34,33 @@ SMALL_LOCAL: dict[str, Any] = {
 HASTE_S = 0.01
 
 
+def settings_of(storage: Mapping[str, object]) -> Settings:
+    """Those of a server whose engine has these; without a folder."""
+    return load_settings(None, {}, [f"storage.{name}={value}" for name, value in storage.items()])
+
+
 @dataclass(frozen=True, slots=True)
 class StoreKind:
     """Settings of a store, and what they promise."""
 
-    storage: dict[str, Any]
+    settings: Settings
     promises: Promises = field(default_factory=Promises)
 
     def open(self, folder: Path) -> Engine:
         """Open or create it below `folder`. Upkeep has no time to lose: processes live briefly."""
         upkeep.ROUND_S = upkeep.BUDGET_EVERY_S = upkeep.USES_EVERY_S = HASTE_S
         compactor.PLAN_EVERY_S = HASTE_S
-        assignments = [f"storage.{name}={value}" for name, value in self.storage.items()]
-        return open_engine(load_settings(None, {}, [f"server.data_dir={folder}", *assignments]))
+        server = msgspec.structs.replace(self.settings.server, data_dir=str(folder))
+        return open_engine(msgspec.structs.replace(self.settings, server=server))
 
 
 STORE_KINDS = {
-    "files": StoreKind({"engine": "files"}),
-    "local": StoreKind(SMALL_LOCAL),
-    "local-full": StoreKind(SMALL_LOCAL | {"capacity_bytes": 12 * MIB}, Promises(evicts=True)),
+    "files": StoreKind(settings_of({"engine": "files"})),
+    "local": StoreKind(settings_of(SMALL_LOCAL)),
+    "local-full": StoreKind(
+        settings_of(SMALL_LOCAL | {"capacity_bytes": 12 * MIB}), Promises(evicts=True)
+    ),
     "local-threads": StoreKind(
-        SMALL_LOCAL | {"page_cache_bytes": 0, "direct_io": "threads"}, Promises()
+        settings_of(SMALL_LOCAL | {"page_cache_bytes": 0, "direct_io": "threads"})
     ),
 }

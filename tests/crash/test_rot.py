@@ -19,10 +19,17 @@ from objectcache_storage_server.engines.local.geometry import Geometry
 from objectcache_storage_server.engines.local.records import Version
 from tests.contract.engine_suite import BUCKET, content, put, read, stored_keys
 from tests.crash.settings import SEED
-from tests.crash.stores import SMALL_LOCAL, StoreKind
+from tests.crash.stores import SMALL_LOCAL, StoreKind, settings_of
 
 ROUNDS = 40
-RESIDENCIES = {"page cache": 1 * GIB, "direct": 0}
+RESIDENCIES = {
+    name: StoreKind(
+        settings_of(
+            SMALL_LOCAL | {"page_cache_bytes": page_cache_bytes, "compaction_bytes_per_s": 0}
+        )
+    )
+    for name, page_cache_bytes in (("page cache", 1 * GIB), ("direct", 0))
+}
 SHAPES = [(2, 1000), (3, 18 * KIB), (2, 4 * KIB)]  # layers and slice bytes of chunks
 CHUNKS = 5
 SIZES = [1, 5000, 65_537, 1_500_000]  # of plain objects; the last lies in several runs
@@ -30,10 +37,7 @@ Ranges = list[tuple[int, int]]  # (begin, end) in the volume
 
 
 def open_store(folder: Path, residency: str) -> LocalEngine:
-    kind = StoreKind(
-        SMALL_LOCAL | {"page_cache_bytes": RESIDENCIES[residency], "compaction_bytes_per_s": 0}
-    )
-    return cast(LocalEngine, kind.open(folder))
+    return cast(LocalEngine, RESIDENCIES[residency].open(folder))
 
 
 def fill(engine: LocalEngine) -> dict[str, bytes]:

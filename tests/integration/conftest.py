@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.s3_clients import s3_client
+from tests.s3_clients import close_clients, s3_client
 from tests.servers import RunningServer, start_server
 
 
@@ -17,6 +17,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A storage server with the default engine, and a gateway."""
     with start_server(tmp_path_factory.mktemp("server")) as running:
         yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_clients() -> Iterator[None]:
+    """No test's client outlives its module: whatever test ran when its connections are collected
+    would fail.
+    """
+    yield
+    close_clients()
 
 
 @pytest.fixture

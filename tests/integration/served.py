@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-import boto3
 import psutil
 from botocore.config import Config
 
 from objectcache.channel.credentials_file import read_credentials
+from tests.s3_clients import boto3_client
 
 BOUND_S = 60.0  # for whatever a test waits for; generous, because machines may be busy
 MODULES = ("objectcache_gateway", "objectcache_gateway.admin", "objectcache_storage_server")
@@ -65,8 +65,7 @@ class Served:
     def s3(self) -> Any:
         """A boto3 client that neither retries nor waits long."""
         access_key, secret_key = self.credentials
-        return boto3.client(
-            "s3",
+        return boto3_client(
             endpoint_url=self.endpoint,
             aws_access_key_id=access_key,
             aws_secret_access_key=secret_key,

@@ -71,11 +71,19 @@ class Operated(Served):
             client.put(BUCKET, KEY, BODY)
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Operated]:
-    with Operated(tmp_path / "data") as server:
+@pytest.fixture(scope="module")
+def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+    with Operated(tmp_path_factory.mktemp("operated") / "data") as server:
         server.store()
         yield server
+
+
+@pytest.fixture
+def served(operated: Operated) -> Iterator[Operated]:
+    """A server whose schedule is as it was at the start, and which delivers nothing."""
+    yield operated
+    assert operated.state("reset")["changes"] == {}
+    wait_until(lambda: operated.state("show")["delivery_count"] == 0, "all deliveries to end")
 
 
 def hold_delivery(server: Operated, tenant: str) -> StorageClient:

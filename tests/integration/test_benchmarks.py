@@ -2,38 +2,22 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import QUESTIONS
+from benchmarks.__main__ import QUESTIONS, main
 from benchmarks.memory_group import V1_ROOT, hierarchy
-from tests.integration.served import own_environment
 
-REPOSITORY = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(600)  # many servers are started, each as slowly as the machine is
 SLOW = "s3"  # a cluster of Ceph's is started for it; its load is tested in test_request_load
 GROUPS = {"cold": 2, "warm": 2}  # in the table; other questions have one
 
 
-def quick_run(folder: Path, *flags: str, path: str | None = None) -> dict[str, Any]:
+def quick_run(folder: Path, *flags: str) -> dict[str, Any]:
     results = folder / "results"
-    environment = own_environment() | ({"PATH": path} if path is not None else {})
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "benchmarks", "--quick"),
-            *("--results", str(results), "--data-dir", str(folder), *flags),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env=environment,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    assert main(["--quick", "--results", str(results), "--data-dir", str(folder), *flags]) == 0
     (file,) = results.iterdir()
     run: dict[str, Any] = json.loads(file.read_text())
     return run
@@ -57,10 +41,11 @@ def test_a_quick_run_reports_every_question_beside_its_limit(question: str, tmp_
 
 
 def test_without_fio_our_own_threads_are_the_device_s_limit_and_the_row_says_so(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "small-chunks" in QUESTIONS
-    run = quick_run(tmp_path, "--only", "small-chunks", path=os.fspath(tmp_path))
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    run = quick_run(tmp_path, "--only", "small-chunks")
     limits = {row["ratio_of"] for row in run["rows"] if row["ratio_of"].startswith("limit: write")}
     assert limits
     assert all("own threads" in limit for limit in limits)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.figures.__main__ import main
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_quick_run_writes_rows_and_plots(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

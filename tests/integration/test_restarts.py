@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import boto3
 import psutil
 import pytest
 from botocore.config import Config
@@ -25,6 +24,7 @@ from tests.certificates import Authority
 from tests.integration.served import QUIET_SETTINGS, Served, own_environment, wait_until
 from tests.integration.steady_clients import SteadyClients
 from tests.processes_http import ask
+from tests.s3_clients import boto3_client
 from tests.servers import running_server
 
 STORAGE = "objectcache_storage_server"
@@ -48,8 +48,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 def s3_of(served: Served, ca_file: str | None = None) -> Any:
     """A client whose presigned URLs are SigV4, for any body."""
     access_key, secret_key = served.credentials
-    return boto3.client(
-        "s3",
+    return boto3_client(
         endpoint_url=served.endpoint,
         aws_access_key_id=access_key,
         aws_secret_access_key=secret_key,
@@ -203,8 +202,7 @@ def test_a_server_without_a_storage_server_answers_503_with_retry_after(tmp_path
         with socket.create_connection((server.host, server.port), 60) as client:
             client.sendall(b"GET /bucket/key HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert client.recv(4096).startswith(b"HTTP/1.1 403")  # an anonymous request
-        s3 = boto3.client(
-            "s3",
+        s3 = boto3_client(
             endpoint_url=server.endpoint,
             aws_access_key_id=server.credentials.access_key,
             aws_secret_access_key=server.credentials.secret_key,

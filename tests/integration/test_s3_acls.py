@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import boto3
 import pytest
 from botocore import UNSIGNED
 from botocore.config import Config
@@ -16,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from objectcache_schemas.accounts import Access, Grant
 from tests.accounts import add_user
-from tests.s3_clients import s3_client
+from tests.s3_clients import boto3_client, s3_client
 from tests.servers import RunningServer, start_server
 
 AccessList = dict[str, Any]
@@ -39,9 +38,7 @@ def nobody(open_server: RunningServer) -> Any:
 
 
 def unsigned(server: RunningServer) -> Any:
-    make_client: Any = boto3.client
-    return make_client(
-        "s3",
+    return boto3_client(
         endpoint_url=server.endpoint,
         region_name="us-east-1",
         config=Config(signature_version=UNSIGNED, retries={"total_max_attempts": 1}),

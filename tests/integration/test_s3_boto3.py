@@ -146,13 +146,16 @@ def test_metadata_and_content_headers_come_back(s3: Any, bucket: str) -> None:
         "Metadata": {"model": "llama", "rank": "0"},
     }
     s3.put_object(Bucket=bucket, Key="k", Body=b"1", **given)
-    for got in (s3.get_object(Bucket=bucket, Key="k"), s3.head_object(Bucket=bucket, Key="k")):
-        assert {name: got[name] for name in given} == given
+    got = s3.get_object(Bucket=bucket, Key="k")
+    assert got["Body"].read() == b"1"
+    for answer in (got, s3.head_object(Bucket=bucket, Key="k")):
+        assert {name: answer[name] for name in given} == given
 
 
 def test_response_parameters_override_headers(s3: Any, bucket: str) -> None:
     s3.put_object(Bucket=bucket, Key="k", Body=b"1", ContentType="text/a")
     got = s3.get_object(Bucket=bucket, Key="k", ResponseContentType="text/b")
+    assert got["Body"].read() == b"1"
     assert got["ContentType"] == "text/b"
 
 

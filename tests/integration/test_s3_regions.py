@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from tests.s3_clients import boto3_client
 from tests.servers import RunningServer, start_server
 
 REGION = "rack-7"
@@ -28,9 +28,7 @@ def regional(
 
 
 def client_of(server: RunningServer, region: str) -> Any:
-    make_client: Any = boto3.client
-    return make_client(
-        "s3",
+    return boto3_client(
         endpoint_url=server.endpoint,
         aws_access_key_id=server.credentials.access_key,
         aws_secret_access_key=server.credentials.secret_key,

@@ -596,8 +596,9 @@ def test_a_storage_server_that_dies_cuts_the_body_and_its_successor_is_found(
         assert b"200 OK" in first[:20]
         assert len(first) + len(rest) < len(body)
         assert send(server, "GET", "/healthz").status == 503
-        answer = call(server, "GET", "/bbb/k")
-        assert (answer.status, answer.code) == (503, "ServiceUnavailable")
+        if handover == "true":  # once: the gateway waits some seconds for a successor
+            answer = call(server, "GET", "/bbb/k")
+            assert (answer.status, answer.code) == (503, "ServiceUnavailable")
         server.restart_storage()
         assert call(server, "GET", "/bbb/k").body == body
 

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -301,13 +302,27 @@ def test_a_boto3_client_has_the_extension(server: RunningServer) -> None:
     s3.close()
 
 
-@pytest.fixture
-def large_server(tmp_path: Path) -> Iterator[RunningServer]:
-    """A server of the test's own, with one large chunk in memory."""
-    with running_server(tmp_path / "data", "storage.engine=memory") as server:
+@contextmanager
+def serving_large(data_dir: Path) -> Generator[RunningServer]:
+    """A server with one large chunk in memory."""
+    with running_server(data_dir, "storage.engine=memory") as server:
         with client_of(server) as client:
             bucket = client.kv_bucket("large", LARGE, create=True)
             bucket.put(["large"], np.zeros((1, LARGE.num_layers, 4 << 20), np.uint8))
+        yield server
+
+
+@pytest.fixture
+def doomed_server(tmp_path: Path) -> Iterator[RunningServer]:
+    """One of the test's own, which may kill it."""
+    with serving_large(tmp_path / "data") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def large_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One for the tests after which it serves as before."""
+    with serving_large(tmp_path_factory.mktemp("large")) as server:
         yield server
 
 
@@ -337,12 +352,12 @@ def stopped_delivery(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_storage_server_that_is_killed_fails_the_delivery_soon(
-    large_server: RunningServer, transport: str
+    doomed_server: RunningServer, transport: str
 ) -> None:
-    with client_of(large_server) as client:
+    with client_of(doomed_server) as client:
         bucket = client.kv_bucket("large", LARGE)
-        with stopped_delivery(large_server, bucket, transport) as delivery:
-            large_server.kill_storage()
+        with stopped_delivery(doomed_server, bucket, transport) as delivery:
+            doomed_server.kill_storage()
             started_s = time.monotonic()
             with pytest.raises(DeliveryFailed) as caught:
                 delivery.wait()
@@ -369,14 +384,14 @@ def test_a_storage_server_that_hangs_fails_the_delivery_after_the_timeout(
             assert delivery.wait().shape == (2, 1, 4 << 20)
 
 
-def test_a_gateway_that_is_killed_fails_the_delivery_soon(large_server: RunningServer) -> None:
-    with client_of(large_server) as client:
+def test_a_gateway_that_is_killed_fails_the_delivery_soon(doomed_server: RunningServer) -> None:
+    with client_of(doomed_server) as client:
         bucket = client.kv_bucket("large", LARGE)
-        with stopped_delivery(large_server, bucket, "shared_memory") as delivery:
-            large_server.kill_gateway()
+        with stopped_delivery(doomed_server, bucket, "shared_memory") as delivery:
+            doomed_server.kill_gateway()
             with pytest.raises(DeliveryFailed):
                 delivery.wait()
-            os.kill(large_server.storage_pid, signal.SIGCONT)
+            os.kill(doomed_server.storage_pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
 import pytest
 from botocore.config import Config
@@ -30,6 +29,7 @@ from objectcache_schemas.messages import Hello
 from objectcache_storage_server.connections.newcomers import NEWCOMERS_MAX
 from tests.certificates import Authority, Pair
 from tests.integration.served import wait_until
+from tests.s3_clients import boto3_client
 from tests.servers import Credentials, ServerProcess
 
 LAYOUT = KvLayout(
@@ -108,8 +108,7 @@ class TwoHosts:
 
     def s3(self) -> Any:
         credentials = self.credentials()
-        return boto3.client(
-            "s3",
+        return boto3_client(
             endpoint_url=self.endpoint,
             aws_access_key_id=credentials.access_key,
             aws_secret_access_key=credentials.secret_key,

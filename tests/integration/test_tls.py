@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
 import pytest
 from botocore.config import Config
@@ -24,6 +23,7 @@ from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
 from tests.certificates import Authority, Pair, serial_number, serial_number_of
 from tests.integration.served import Served, own_environment, wait_until
+from tests.s3_clients import boto3_client
 from tests.servers import RunningServer, start_server
 
 LAYOUT = KvLayout(
@@ -47,8 +47,7 @@ class Https:
 
     def s3(self) -> Any:
         credentials = self.server.credentials
-        return boto3.client(
-            "s3",
+        return boto3_client(
             endpoint_url=self.server.endpoint,
             aws_access_key_id=credentials.access_key,
             aws_secret_access_key=credentials.secret_key,

@@ -331,6 +331,7 @@ def test_a_collector_that_is_away_costs_no_delivery(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")  # of what is left at the end
     with start_server(tmp_path / "data") as server:
         with client_of(server) as client:
             bucket, keys = stored_prefix(client)

@@ -309,7 +309,7 @@ def test_the_default_rate_offers_seventy_percent_of_the_link(
     assert offered_utilisation(arrivals, LINK) == pytest.approx(0.7, rel=0.05)
     assert offered_utilisation([Arrival(0.0, 512, 0.01)], LINK) is None
     for gbps in ("10", "100"):
-        flags = ["--cap-gbps", "200", "--nic-gbps", gbps, "--requests", "300", "--load", "x0.5,x1"]
+        flags = ["--cap-gbps", "200", "--nic-gbps", gbps, "--requests", "150", "--load", "x0.5,x1"]
         assert main([*flags, "--policy", "equal", "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)
         offered = [row["offered_utilisation"] for row in rows]

@@ -8,6 +8,7 @@ Written blocks are volatile until a flush, where the controller has a write cach
 from __future__ import annotations
 
 import ctypes
+import mmap
 import random
 import struct
 import threading
@@ -57,11 +58,11 @@ class EmulatedNvme(NvmeDevice):
         )
         self.transfer_bytes_max = transfer_bytes_max
         self.deallocate_limits = deallocate_limits or DeallocateLimits()
-        self.blocks = bytearray(self.namespace.capacity_bytes)
+        self.blocks = mmap.mmap(-1, self.namespace.capacity_bytes)  # zeros that cost nothing
         self.executed: list[tuple[int, int, int]] = []  # opcode, first LBA, LBA count
         self.faults: Fault = lambda opcode, start, count: 0
         self.is_closed = False
-        self._durable = bytearray(len(self.blocks))
+        self._durable = mmap.mmap(-1, len(self.blocks))
         self._unflushed: list[tuple[int, int]] = []  # begin and end, in bytes
         self._one_at_a_time = threading.Lock()
 
@@ -123,7 +124,7 @@ class EmulatedNvme(NvmeDevice):
         lba_bytes = self.namespace.lba_bytes
         begin, length = command.start * lba_bytes, command.count * lba_bytes
         if command.opcode == READ:
-            ctypes.memmove(command.address, bytes(self.blocks[begin : begin + length]), length)
+            ctypes.memmove(command.address, self.blocks[begin : begin + length], length)
             return
         self._change(begin, ctypes.string_at(command.address, length))
 
