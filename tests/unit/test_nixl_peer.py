@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from objectcache.memory import nixl_endpoint
 from objectcache.memory.fabric_session import DeviceMemory
 from objectcache.memory.nixl_endpoint import NixlEndpoint
 from objectcache_schemas.errors import (
@@ -32,6 +33,7 @@ pytest.importorskip("nixl_cu12", reason="nixl-cu12 is not installed")
 
 BUFFER = 64 << 10
 TIMEOUT_S = 20.0
+UNCHECKED_WRITES = 60  # within so many UCX first asks whether the client is there, and waits
 PROMPT_TIMEOUT_S = 0.3  # of a write that nobody will take
 
 
@@ -125,6 +127,26 @@ def test_bytes_are_written_where_they_belong_and_then_announced(
     pair.peer.announce(5, 9)
     assert pair.told.wait(TIMEOUT_S)
     assert pair.heard == [LayersReady(tag=5, end_layer=9)]
+
+
+def test_writes_go_on_while_the_client_has_not_taken_what_was_announced(
+    pair: Pair, staging: StagingMemory
+) -> None:
+    remote, first = pair.admitted(), staged(staging, 1)
+    for _ in range(UNCHECKED_WRITES):
+        done = Done()
+        pair.peer.write(remote, 0, first, done)
+        assert done.result(TIMEOUT_S) is None
+    pair.peer.announce(5, 1)
+    assert pair.told.wait(TIMEOUT_S)
+    pair.stand_still()
+    for byte in (2, 3):
+        done = Done()
+        pair.peer.announce(5, byte)
+        pair.peer.write(remote, 0, staged(staging, byte), done)
+        assert done.result(TIMEOUT_S) is None
+        assert pair.memory[0] == byte
+    assert pair.heard == [LayersReady(tag=5, end_layer=1)]
 
 
 def test_memory_is_read_out_of_the_clients(pair: Pair, staging: StagingMemory) -> None:
@@ -231,6 +253,39 @@ def test_a_client_that_has_ended_fails_its_writes_and_the_peer_with_them(
         stopped.close()
 
 
+def test_staging_memory_of_a_write_that_may_go_on_is_never_handed_out_again(
+    fabric: NixlFabric, staging: StagingMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = Pair(NixlFabric(staging, "lo", "TLS=tcp", PROMPT_TIMEOUT_S))
+    assert isinstance(stopped.peer, NixlPeer)
+    names, close = stopped.peer.names, NixlAgent.close
+    held: list[object] = []
+
+    def close_while_held(agent: NixlAgent) -> bool:
+        if agent.name == names.server:
+            held.append(agent._agent.agent)
+        return close(agent)
+
+    monkeypatch.setattr(NixlAgent, "close", close_while_held)
+    try:
+        remote = stopped.admitted()
+        stopped.stand_still()
+        granted_bytes = staging.grant(BUFFER)
+        view, done = staged(staging, 7), Done()
+        lost = staging.offset_of(view)
+        stopped.peer.write(remote, 0, view, done)
+        assert isinstance(done.result(TIMEOUT_S), DeliveryFailed)
+        staging.put(view)
+        staging.release(granted_bytes)
+        assert staging.capacity_bytes == 3 * BUFFER
+        rest = [staging.take(BUFFER) for _ in range(3)]
+        assert lost not in {staging.offset_of(each) for each in rest}
+        assert staging.grant(4 * BUFFER) < 4 * BUFFER
+    finally:
+        held.clear()
+        stopped.close()
+
+
 def test_a_peer_that_was_lost_says_so_once_before_its_writes_end_and_one_that_was_closed_does_not(
     staging: StagingMemory,
 ) -> None:
@@ -293,6 +348,17 @@ def test_looks_at_what_does_not_move_grow_rare_and_never_much_later_than_its_end
     assert all(
         pause_s <= max(nixl.POLL_PAUSE_S, still_s / 1e5 / 8)
         for still_s, pause_s in enumerate(pauses)
+    )
+
+
+def test_a_client_looks_less_often_for_layers_that_come_slowly_and_is_late_by_little() -> None:
+    pauses = [nixl_endpoint.look_pause_s(between_s / 1e5) for between_s in range(2000)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == nixl_endpoint.LOOK_PAUSE_S
+    assert pauses[-1] == nixl_endpoint.LOOK_PAUSE_MAX_S
+    assert all(
+        pause_s <= max(nixl_endpoint.LOOK_PAUSE_S, between_s / 1e5 / 16)
+        for between_s, pause_s in enumerate(pauses)
     )
 
 

@@ -19,10 +19,18 @@ from objectcache_storage_server.transports.verbs.send_queue import (
 
 
 def a_queue(
-    depth: int = 8, segments: int = 4, message_bytes: int = 1000, credits: int = 4
+    depth: int = 8,
+    segments: int = 4,
+    read_segments: int = 4,
+    message_bytes: int = 1000,
+    credits: int = 4,
 ) -> SendQueue:
     return SendQueue(
-        depth=depth, segments_max=segments, message_bytes_max=message_bytes, credits_max=credits
+        depth=depth,
+        segments_max=segments,
+        read_segments_max=read_segments,
+        message_bytes_max=message_bytes,
+        credits_max=credits,
     )
 
 
@@ -77,6 +85,24 @@ def test_an_entry_has_no_more_segments_and_bytes_than_the_device_takes() -> None
         queue.add(transfer(1000 + 10 * index, 10))
     taken = addresses(queue.take(0.0))
     assert taken == [[0, 100], [200, 300], [1000, 1010, 1020], [1030]]
+
+
+def test_a_read_has_no_more_segments_than_the_device_takes_in_a_read() -> None:
+    queue = a_queue(segments=3, read_segments=2)
+    for operation in (Operation.WRITE, Operation.READ):
+        for index in range(4):
+            queue.add(transfer(100 * index, operation=operation))
+    assert addresses(queue.take(0.0)) == [[0, 100, 200], [300], [0, 100], [200, 300]]
+
+
+def test_the_device_may_be_at_what_was_posted_and_has_not_ended() -> None:
+    queue = a_queue(depth=3)
+    for index in range(4):
+        queue.add(transfer(1000 * index, source=10 * index + 1))
+    first = queue.take(0.0)[0]
+    assert [segment.address for segment in queue.posted_segments] == [1, 11, 21]
+    queue.completed(first.number, 0.0)
+    assert [segment.address for segment in queue.posted_segments] == [11, 21]
 
 
 def test_what_is_longer_than_a_message_is_split_and_told_of_once() -> None:

@@ -62,10 +62,11 @@ def library() -> Any:
 class NixlTransfer:
     """A write or read under way, from `NixlAgent.start` to `NixlAgent.release`."""
 
-    __slots__ = ("handle",)
+    __slots__ = ("handle", "is_done")
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
+        self.is_done = False
 
 
 class NixlAgent:
@@ -160,10 +161,11 @@ class NixlAgent:
             )
         )
         try:
-            _call(_translated, self._agent.transfer, transfer.handle)
+            state = _call(_translated, self._agent.transfer, transfer.handle)
         except (DeliveryFailed, InvalidRequest):
             self.release(transfer)
             raise
+        transfer.is_done = state == "DONE"
         return transfer
 
     def _descriptors(self, pieces: Sequence[MemoryPiece]) -> Any:
@@ -172,7 +174,10 @@ class NixlAgent:
 
     def poll(self, transfer: NixlTransfer) -> bool:
         """Whether the transfer is done; drives it. Raises `DeliveryFailed` where it never will."""
-        return bool(_call(_failed, self._agent.check_xfer_state, transfer.handle) == "DONE")
+        if not transfer.is_done:
+            state = _call(_failed, self._agent.check_xfer_state, transfer.handle)
+            transfer.is_done = state == "DONE"
+        return transfer.is_done
 
     def release(self, transfer: NixlTransfer) -> None:
         """Forget a transfer. One that is under way may still move bytes until the agent closes."""

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from objectcache_schemas.errors import Unavailable
+from objectcache_schemas.fabric.neighbours import find_neighbour
 from objectcache_schemas.fabric.pyverbs_binding import Pyverbs, load_pyverbs, translated
-from objectcache_schemas.fabric.routes import is_routed
+from objectcache_schemas.fabric.routes import IPAddress, is_routed
 
 MESSAGE_BYTES_MAX = 1 << 30  # of one write; what ports allow more, nobody needs
 READS_MAX = 16  # RDMA reads under way on one connection
@@ -61,6 +62,7 @@ class VerbsDevice:
         self.mtu_bytes: int = 128 << about_port.active_mtu
         self.message_bytes_max = min(MESSAGE_BYTES_MAX, about_port.max_msg_sz)
         self.segments_max: int = about_device.max_sge
+        self.read_segments_max: int = max(1, min(about_device.max_sge, about_device.max_sge_rd))
         self.work_max: int = about_device.max_qp_wr
         self.completions_max: int = about_device.max_cqe
         self.reads_answered_max = min(READS_MAX, about_device.max_qp_rd_atom)
@@ -85,16 +87,21 @@ class VerbsDevice:
             )
         return min(gids.items(), key=lambda item: (_gid_rank(item[1]), item[0]))
 
-    def leads_to(self, gid: bytes) -> bool:
-        """Whether the port's network interface has a route to an address; asks nobody outside of
-        this host. True where that cannot be told: over InfiniBand, and over IPv6, where the system
-        says so itself when a connection is made.
+    def find(self, gid: bytes) -> None:
+        """Have the system find the way from the port's network interface to an address, so that a
+        connection to it is made at once; nothing over InfiniBand. May take
+        `NEIGHBOUR_TIMEOUT_S`, while other threads go on.
+
+        Raises `Unavailable` where no route leads there, or nobody answers.
         """
-        source = ipaddress.IPv6Address(self.gid).ipv4_mapped
-        destination = ipaddress.IPv6Address(gid).ipv4_mapped
-        if not self.is_ethernet or source is None or destination is None:
-            return True
-        return is_routed(self._interface, source, destination)
+        if not self.is_ethernet:
+            return
+        source, destination = _ip_address(self.gid), _ip_address(gid)
+        if source.version != destination.version or not is_routed(
+            self._interface, source, destination
+        ):
+            raise Unavailable("the peer cannot be reached from this device: no route leads there")
+        find_neighbour(self._interface, source, destination)
 
     def register(
         self, address: int, length_bytes: int, *, remote_write: bool, remote_read: bool
@@ -193,6 +200,11 @@ def _interface_of(device_name: str, port: int, gid_index: int) -> str:
 
 def _gid_bytes(text: str) -> bytes:
     return ipaddress.IPv6Address(text).packed
+
+
+def _ip_address(gid: bytes) -> IPAddress:
+    address = ipaddress.IPv6Address(gid)
+    return address.ipv4_mapped or address
 
 
 def _gid_rank(gid: bytes) -> int:

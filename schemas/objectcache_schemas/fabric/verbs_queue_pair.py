@@ -65,6 +65,7 @@ class QueuePair:
         self._verbs = verbs = load_pyverbs()
         self._device = device
         self._closed = False
+        self.is_destroyed = False  # the device has let go of all memory that was posted
         enums = verbs.enums
         access = enums.IBV_ACCESS_LOCAL_WRITE
         if receive_depth:
@@ -126,12 +127,10 @@ class QueuePair:
     def connect(self, peer: VerbsAddress) -> None:
         """Be ready to send to the peer, and to hear from it.
 
-        Raises `Unavailable` where this device cannot reach its address. Where a route leads there
-        and no neighbour answers, that takes the system a second, with the interpreter stopped: the
-        library holds Python's lock.
+        Raises `Unavailable` where this device cannot reach its address, which may take a while;
+        other threads go on meanwhile.
         """
-        if not self._device.leads_to(peer.gid):
-            raise Unavailable("the peer cannot be reached from this device: no route leads there")
+        self._device.find(peer.gid)  # the library looks for it holding Python's lock
         addr, qp = self._verbs.addr, self._verbs.qp
         attributes = qp.QPAttr(port_num=self._device.port)
         attributes.qp_access_flags = self._access
@@ -265,15 +264,19 @@ class QueuePair:
     def close(self) -> None:
         """End it. Afterwards the device touches none of the memory that was posted, and the peer
         none of this end's. Repeating has no effect.
+
+        Raises `Unavailable` where the device refuses; then `is_destroyed` says whether the above
+        is so, and repeating tries again.
         """
         if self._closed:
             return
-        self._closed = True
         with descriptor_lock, translated("a queue pair does not close"):
             self._pair.close()
+            self.is_destroyed = True
             self.take_events()
             self._queue.close()
             self._channel.close()
+        self._closed = True
 
     def __repr__(self) -> str:
         return f"<QueuePair on {self._device.name}>"

@@ -50,11 +50,11 @@ async def serve_fabric_lease(
         raise
     finally:
         moves.close()
-        if failure is not None:
+        await moves.quiet()
+        if failure is not None:  # the client may use its memory again when it hears of it
             session.post(
                 DeliveryFailure(tag=request.tag, failed_layer=request.first_layer, error=failure)
             )
-        await moves.quiet()
     await talk.send(Done())
 
 

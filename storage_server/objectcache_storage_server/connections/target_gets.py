@@ -66,7 +66,7 @@ def start_target(
                 asked.tag,
                 service.fabrics.staging,
                 staging_bytes,
-                lambda: service.dispatcher.wake(running.delivery),
+                lambda needs_reader: service.dispatcher.wake(running.delivery, rouse=needs_reader),
                 broken,
                 plan.first_layer,
             )

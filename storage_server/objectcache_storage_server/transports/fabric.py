@@ -34,7 +34,9 @@ class RemoteMemory:
 
     def __post_init__(self) -> None:
         """Raises `InvalidRequest` for numbers that no memory has."""
-        if not 0 < self.address < self.address + self.length_bytes <= ADDRESS_MAX:
+        if self.address < 1 or self.length_bytes < 1:
+            raise InvalidRequest("address and length_bytes must be 1 or more")
+        if self.address + self.length_bytes > ADDRESS_MAX:
             raise InvalidRequest("address and length_bytes must lie within 64 bits")
         if not 0 <= self.key < 1 << 32 or not 0 <= self.device_id < 1 << 16:
             raise InvalidRequest("key must have 32 bits, device_id 16")
@@ -59,17 +61,24 @@ class StagingMemory(BufferPool):
         self._view = memoryview(self.memory)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self._free = list(range(count))
+        self._withdrawn: set[int] = set()  # buffers that have not come back yet
+        self._shrink_bytes = 0  # of buffers that have, and are still part of a grant
 
     @property
     def length_bytes(self) -> int:
-        """Bytes of the whole."""
-        return self.capacity_bytes
+        """Bytes of the whole, with what was withdrawn."""
+        return len(self.memory)
 
     @property
     def shortage(self) -> str:
         return (
             f"{self.promised_bytes} bytes are being staged, storage.fabric_staging_bytes is "
-            f"{self.capacity_bytes}"
+            f"{self.length_bytes}"
+        ) + (
+            f", and {self.length_bytes - self.capacity_bytes} are out of use until the server is "
+            "restarted: a device did not let go of them"
+            if self.capacity_bytes < self.length_bytes
+            else ""
         )
 
     def charged_bytes(self, length_bytes: int) -> int:
@@ -83,7 +92,27 @@ class StagingMemory(BufferPool):
     def put(self, view: memoryview) -> None:
         number = self.offset_of(view) // self.buffer_bytes
         with self._lock:
-            self._free.append(number)
+            if number in self._withdrawn:
+                self._withdrawn.remove(number)
+                self._shrink_bytes += self.buffer_bytes
+            else:
+                self._free.append(number)
+
+    def withdraw(self, view: memoryview) -> None:
+        """Keep a buffer that was taken out of use for good, because a device may still touch it.
+
+        Whoever took it returns it with `put` as ever, takes no other in its place, and gives the
+        grant back; that makes `capacity_bytes` smaller by it. Repeating has no effect.
+        """
+        with self._lock:
+            self._withdrawn.add(self.offset_of(view) // self.buffer_bytes)
+
+    def release(self, granted_bytes: int) -> None:
+        with self._lock:
+            shrunk_bytes = min(self._shrink_bytes, granted_bytes)
+            self._shrink_bytes -= shrunk_bytes
+            self.capacity_bytes -= shrunk_bytes
+        super().release(granted_bytes)
 
     def offset_of(self, view: memoryview) -> int:
         """Where a piece of a buffer lies in the whole."""

@@ -18,8 +18,9 @@ from objectcache_storage_server.transports.fabric import StagingMemory
 
 
 class StagedTransport(Transport):
-    """Writes under a lease. `wake` is called, from any thread, when room has come back; `broken`
-    once, when a write has failed, so that reading stops.
+    """Writes under a lease. `wake` is called, from any thread, when room has come back, and told
+    whether another reader is worth its while; `broken` once, when a write has failed, so that
+    reading stops.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class StagedTransport(Transport):
         tag: int,
         pool: StagingMemory,
         granted_bytes: int,
-        wake: Callable[[], None],
+        wake: Callable[[bool], None],
         broken: Callable[[ObjectCacheError], None],
         first_layer: int,
     ) -> None:
@@ -65,7 +66,7 @@ class StagedTransport(Transport):
     def reserve(self, offset_bytes: int, length_bytes: int) -> bool:
         charged_bytes = self._pool.charged_bytes(length_bytes)
         with self._lock:
-            if charged_bytes > self._room_bytes:
+            if self._error is not None or charged_bytes > self._room_bytes:
                 return False
             self._room_bytes -= charged_bytes
             self._buffers[offset_bytes] = self._pool.take(length_bytes)
@@ -97,10 +98,17 @@ class StagedTransport(Transport):
             if is_first_error:
                 self._error = error
             self._announce_due()
+            needs_reader = self._needs_reader()
         if error is not None and is_first_error:
             self._broken(error)
-        self._wake()
+        self._wake(needs_reader)
         self._settle()
+
+    def _needs_reader(self) -> bool:
+        """Whether nobody reads, or nothing is left to write. As long as one reader keeps the
+        writer busy, another would take the processor from both and then wait for room.
+        """
+        return not self._writing or len(self._buffers) == len(self._writing)
 
     def announce(self, end_layer: int) -> None:
         with self._lock:
@@ -157,7 +165,7 @@ class StagedTransport(Transport):
         self._post(DeliveryFailure(tag=self._tag, failed_layer=self._end_layer, error=wire))
 
     @staticmethod
-    def _ignored() -> None:
+    def _ignored(_: bool) -> None:
         """Nobody waits for room any more."""
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from objectcache_schemas.errors import InvalidRequest, Unavailable
+from objectcache_schemas.fabric import verbs_queue_pair
+from objectcache_schemas.fabric.pyverbs_binding import load_pyverbs
 from objectcache_schemas.fabric.verbs_address import Announcement, VerbsAddress
 from objectcache_schemas.fabric.verbs_device import VerbsDevice
 from objectcache_storage_server.transports.fabric import RemoteMemory
@@ -228,6 +231,58 @@ def test_a_client_where_no_route_of_the_device_leads_is_refused_before_the_netwo
     with pytest.raises(Unavailable, match="no route leads there"):
         server.open(elsewhere.to_bytes())
     client.join(server)
+
+
+def test_a_client_whom_nobody_answers_for_is_refused_before_the_library_is_asked(
+    make_server: Callable[..., Server],
+    make_client: Callable[..., Client],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would hold Python's lock for a second: all threads would stand still."""
+    routed = "10.78.0.99 dev rx1 src 10.78.0.1 table 77"
+    subprocess.run(["ip", "route", "replace", *routed.split()], check=True, timeout=60)
+    server, client = make_server("rxe1"), make_client("rxe2")
+    own = VerbsAddress.from_bytes(client.endpoint.hello())
+    nobody = replace(own, gid=bytes(10) + b"\xff\xff" + bytes([10, 78, 0, 99]))
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            verbs_queue_pair.QueuePair, "_path_to", lambda *_: pytest.fail("it is asked")
+        )
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="no host answers"):
+                server.open(nobody.to_bytes())
+    peer = client.join(server)
+    server.write(peer, client.memory, 0, b"here")
+    assert server.outcome() is None
+    assert bytes(client.array[:4]) == b"here"
+
+
+def test_a_queue_pair_that_did_not_close_is_closed_when_asked_again() -> None:
+    device = VerbsDevice("rxe0")
+    pair = verbs_queue_pair.QueuePair(device, send_depth=2, receive_depth=0, reads_answered=0)
+    real = pair._pair
+
+    class Refusing:
+        def close(self) -> None:
+            raise load_pyverbs().error("Failed to destroy QP")
+
+    pair._pair = Refusing()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="does not close"):
+            pair.close()
+        assert not pair.is_destroyed
+    pair._pair = real
+    for _ in range(2):
+        pair.close()
+        assert pair.is_destroyed
+    device.close()
+
+
+def test_a_read_takes_no_more_segments_than_the_device_says() -> None:
+    device = VerbsDevice("rxe0")
+    about = device.context.query_device()
+    assert 1 <= device.read_segments_max <= min(about.max_sge, about.max_sge_rd)
+    device.close()
 
 
 def test_only_memory_of_the_host_is_admitted(

@@ -11,6 +11,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from objectcache.memory.fabric_session import DeviceMemory, FabricEndpoint
@@ -103,8 +104,9 @@ class VerbsEndpoint(FabricEndpoint):
 
     def unregister(self, registered: VerbsRegion) -> None:
         with self._lock:
-            if self._regions.pop(registered, None) is not None:
+            if registered in self._regions:
                 registered.close()
+                del self._regions[registered]
 
     def listen(self, deliveries: int) -> None:
         """The thread is woken by the device. What was told of credits may have been lost, and a
@@ -153,15 +155,18 @@ class VerbsEndpoint(FabricEndpoint):
         self._heard(LayersReady(tag=tag, end_layer=end_layer))
 
     def _let_go(self) -> None:
-        """Close all, in the order that the device wants; once."""
-        with self._lock:
+        """Close all, in the order that the device wants; once. What does not close keeps nothing
+        else open, and memory whose region does not is kept to the end of the process.
+        """
+        with self._lock, ExitStack() as closing:
             self._closing = True
             os.close(self._wake)
-            self._pair.close()
-            for region in self._regions:
-                region.close()
+            closing.callback(self._device.close)
+            for region, owner in self._regions.items():
+                _kept_alive[region] = owner
+                closing.callback(_close_region, region)
             self._regions.clear()
-            self._device.close()
+            closing.callback(self._pair.close)
 
     def close(self) -> None:
         """When it returns, the server can write to none of the memory; on the endpoint's own
@@ -180,6 +185,14 @@ class VerbsEndpoint(FabricEndpoint):
 
     def __repr__(self) -> str:
         return f"<VerbsEndpoint on {self._device.name}, {len(self._regions)} regions>"
+
+
+_kept_alive: dict[VerbsRegion, object] = {}  # memory that the server might still reach, by region
+
+
+def _close_region(region: VerbsRegion) -> None:
+    region.close()
+    del _kept_alive[region]
 
 
 def _not_connected(_: object) -> None:

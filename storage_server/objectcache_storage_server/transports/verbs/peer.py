@@ -4,7 +4,8 @@
     failing --- all that was posted has been flushed, or the time for that is over ---> ended
 
 In `failing` nothing is posted any more, and the device still holds what was. Staging memory goes
-back only when the queue pair is destroyed: from then on the device reads none of it.
+back when that has been flushed or the queue pair is destroyed: from then on the device touches none
+of it. Of a device that does neither, it is withdrawn for good.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class VerbsPeer(FabricPeer):
         self._queue = SendQueue(
             depth=depth,
             segments_max=min(SEGMENTS_MAX, device.segments_max),
+            read_segments_max=min(SEGMENTS_MAX, device.read_segments_max),
             message_bytes_max=device.message_bytes_max,
             credits_max=client.receives,
         )
@@ -240,16 +242,32 @@ class VerbsPeer(FabricPeer):
             self._state = _State.ENDED
             self._lost = not self._closing
             broken = self._when_broken if self._lost else None
-            done = self._queue.abandon()
+            held = [] if flushed else queue.posted_segments
+            done = queue.abandon()
         self._thread.forget(self)
         try:
             self._pair.close()
         except Unavailable:
             logger.exception("%r is left to the end of the process", self._pair)
+            if not self._pair.is_destroyed:
+                self._withdraw(held)
         if broken is not None:
             broken()
         for tell in done:
             tell(self._error)
+
+    def _withdraw(self, segments: list[Segment]) -> None:
+        """The device may go on with these pieces of staging memory at any time."""
+        memory = memoryview(self._staging.memory)
+        begins = [segment.address - self._region.address for segment in segments]
+        for begin, segment in zip(begins, segments, strict=True):
+            self._staging.withdraw(memory[begin : begin + segment.length_bytes])
+        if segments:
+            logger.error(
+                "%d pieces of staging memory are out of use until the server is restarted: the "
+                "device does not say that it has let go of them",
+                len(segments),
+            )
 
     def time_passed(self, now_s: float) -> None:
         """Give up a client that takes too long, and a device that does not flush."""

@@ -61,11 +61,17 @@ class SendQueue:
     """Decides what is posted next. Not thread-safe."""
 
     def __init__(
-        self, *, depth: int, segments_max: int, message_bytes_max: int, credits_max: int
+        self,
+        *,
+        depth: int,
+        segments_max: int,
+        read_segments_max: int,
+        message_bytes_max: int,
+        credits_max: int,
     ) -> None:
         assert depth >= 2
         self._depth = depth
-        self._segments_max = segments_max
+        self._segments_max = {Operation.WRITE: segments_max, Operation.READ: read_segments_max}
         self._message_bytes_max = message_bytes_max
         self._credits_max = credits_max
         self._announced_count = 0
@@ -86,6 +92,11 @@ class SendQueue:
     def posted_count(self) -> int:
         """Entries of the device's queue."""
         return len(self._posted)
+
+    @property
+    def posted_segments(self) -> list[Segment]:
+        """This process's memory in them, which the device may be reading or writing."""
+        return [transfer.segment for posted in self._posted for transfer in posted.transfers]
 
     @property
     def last_number(self) -> int:
@@ -152,7 +163,8 @@ class SendQueue:
         """The next transfer, with those behind it that continue it in the client's memory."""
         transfers = [self._transfers.popleft()]
         length_bytes = transfers[0].segment.length_bytes
-        while self._transfers and len(transfers) < self._segments_max:
+        segments_max = self._segments_max[transfers[0].operation]
+        while self._transfers and len(transfers) < segments_max:
             last, following = transfers[-1], self._transfers[0]
             length_bytes += following.segment.length_bytes
             if not _continues(last, following) or length_bytes > self._message_bytes_max:
