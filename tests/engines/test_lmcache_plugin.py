@@ -23,6 +23,8 @@ from objectcache import Client, KvLayout
 from objectcache.connectors.configuration import StoreConfiguration
 from objectcache.connectors.lmcache.chunk_store import ChunkStore
 from objectcache.connectors.lmcache.geometry import ChunkGeometry
+from objectcache.deliveries.delivery import Delivery
+from objectcache.kv_bucket import KvBucket
 from tests.engines.lmcache_parts import (
     EngineSide,
     contents,
@@ -96,6 +98,36 @@ def put(engine: EngineSide, connector: Any, keys: list[Any]) -> list[bytes]:
     stored = contents(memory_objs)
     engine.call(connector.batched_put(keys, memory_objs))
     return stored
+
+
+@pytest.mark.parametrize("transport", ["auto", "nixl"])
+def test_chunks_are_stored_and_loaded_over_the_transport_that_is_chosen(
+    bucket: RunningServer, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if transport == "nixl":
+        pytest.importorskip("nixl")
+    fetch, taken = KvBucket.fetch, list[str]()
+
+    def noted(self: KvBucket, *given: Any, **chosen: Any) -> Delivery:
+        delivery = fetch(self, *given, **chosen)
+        taken.append(delivery.transport)
+        return delivery
+
+    monkeypatch.setattr(KvBucket, "fetch", noted)
+    keys = engine_keys(3, first=410 if transport == "nixl" else 400)
+    with connected(bucket, store={"transport": transport}) as (engine, connector):
+        stored = put(engine, connector, keys)
+        assert contents(engine.call(connector.batched_get(keys))) == stored
+    assert taken == ["shared_memory" if transport == "auto" else transport]
+
+
+def test_a_bound_of_loads_splits_a_get_and_no_chunk_is_lost(bucket: RunningServer) -> None:
+    keys = engine_keys(20, first=450)
+    with connected(bucket) as (engine, connector):
+        stored = put(engine, connector, keys)
+    assert 16 * len(stored[0]) == 64 << 10
+    with connected(bucket, store={"load_bytes_max": 64 << 10}) as (engine, connector):
+        assert contents(engine.call(connector.batched_get(keys))) == stored
 
 
 def test_a_batch_of_chunks_comes_back_byte_for_byte_and_stops_at_the_first_missing_one(

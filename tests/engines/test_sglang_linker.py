@@ -170,6 +170,72 @@ def test_requests_beyond_what_a_batch_loads_are_left_to_be_computed(server: Runn
     linker.close()
 
 
+def test_of_a_prefix_above_the_bound_of_loads_the_beginning_is_found_and_loaded(
+    server: RunningServer,
+) -> None:
+    pool = pool_of("mha")
+    linker = linker_of(server, pool, "m/long", load_bytes_max=64 << 10)
+    most = (64 << 10) // linker._pool.geometry.page_bytes
+    keys = hashes("k", most + 3)
+    expected = contents(pool, slots(*range(most)))
+    assert offload(linker, keys, slots(*range(most + 3)))
+    assert linker.lookup("r", transfer(keys)) == list(range(1, most + 1))
+    where = slots(*reversed(range(10, 10 + most)))
+    assert not linker.load("r", transfer(keys, slots(*range(most + 3))))
+    assert linker.load("r", transfer(keys[:most], where))
+    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+    assert same(contents(pool, where), expected)
+    linker.close()
+
+
+def test_requests_above_the_bound_of_loads_together_are_left_to_be_computed_batch_after_batch(
+    server: RunningServer,
+) -> None:
+    pool = pool_of("mha")
+    linker = linker_of(server, pool, "m/together", load_bytes_max=128 << 10)
+    keys = hashes("l", 1)
+    assert offload(linker, keys, slots(3))
+    expected = contents(pool, slots(3))
+    for page in range(4, 24):
+        # One page takes 64 KiB, the least that memory is made of.
+        queued = [linker.load(f"r{n}", transfer(keys, slots(page))) for n in range(3)]
+        assert queued == [True, True, False]
+        assert linker.cancel_queued_load("r0")
+        assert linker.load("r2", transfer(keys, slots(page)))
+        assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+        assert same(contents(pool, slots(page)), expected)
+    assert linker._stores.outage.failure_count == 0
+    linker.close()
+
+
+@pytest.mark.parametrize("transport", ["auto", "nixl"])
+def test_pages_are_stored_and_loaded_over_the_transport_that_is_chosen(
+    server: RunningServer, transport: str
+) -> None:
+    if transport == "nixl":
+        pytest.importorskip("nixl")
+    pool = pool_of("mha")
+    linker = linker_of(server, pool, f"m/{transport}", transport=transport)
+    keys = hashes("n", 3)
+    expected = contents(pool, slots(1, 9, 4))
+    assert offload(linker, keys, slots(1, 9, 4))
+    staged = linker._store._staging._target
+    assert staged.transport == (None if transport == "auto" else transport)
+    fetch, taken = linker._store.bucket.fetch, list[str]()
+
+    def noted(*given: Any, **chosen: Any) -> Any:
+        delivery = fetch(*given, **chosen)
+        taken.append(delivery.transport)
+        return delivery
+
+    linker._store.bucket.fetch = noted
+    assert linker.load("r", transfer(keys, slots(20, 31, 22)))
+    assert linker.finish_layer_wise_loading(linker.start_layer_wise_loading())
+    assert same(contents(pool, slots(20, 31, 22)), expected)
+    assert taken == ["shared_memory" if transport == "auto" else transport]
+    linker.close()
+
+
 def test_pages_that_went_since_the_lookup_fail_the_batch_and_write_nothing(
     server: RunningServer,
 ) -> None:

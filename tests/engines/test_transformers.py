@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LlavaConfig
 
 from examples import transformers_prefix_reuse
 from objectcache.client import Client
@@ -127,6 +127,21 @@ def test_the_first_layer_is_computed_while_the_last_is_on_its_way(
         assert torch.equal(logits, stored.run(stored.suffix, copy.deepcopy(stored.local)))
 
 
+@pytest.mark.parametrize("transport", ["auto", "nixl"])
+def test_a_prefix_comes_over_the_transport_that_is_chosen(
+    server: RunningServer, transport: str
+) -> None:
+    if transport == "nixl":
+        pytest.importorskip("nixl")
+    with client_of(server, transport=transport) as client:
+        stored = Stored(client, torch.bfloat16, f"t-over-{transport}")
+        with stored.bucket.fetch(stored.keys) as delivery:
+            assert delivery.transport == ("shared_memory" if transport == "auto" else transport)
+            cache = LayerwiseCache(stored.model.config, delivery, stored.bucket.layout)
+            logits = stored.run(stored.suffix, cache)
+        assert torch.equal(logits, stored.run(stored.suffix, copy.deepcopy(stored.local)))
+
+
 def test_a_cache_of_no_chunks_is_an_empty_cache(server: RunningServer) -> None:
     with client_of(server) as client:
         stored = Stored(client, torch.bfloat16, "t-empty")
@@ -154,6 +169,16 @@ def test_what_does_not_fit_is_refused(server: RunningServer) -> None:
     sliding.layer_types = ["sliding_attention"] * LAYERS
     with pytest.raises(Unsupported, match="sliding_attention"):
         layout_of(sliding, torch.bfloat16, chunk_tokens=16, weights_revision="r")
+
+
+def test_a_model_that_sees_images_is_refused_because_no_key_holds_them() -> None:
+    with pytest.raises(Unsupported, match="llava models are not supported"):
+        layout_of(LlavaConfig(), torch.bfloat16, chunk_tokens=16, weights_revision="r")
+
+
+def test_a_dtype_that_is_none_is_refused_by_its_name() -> None:
+    with pytest.raises(InvalidRequest, match=r"dtype must be a torch\.dtype, got 'bfloat16'"):
+        layout_of(LlamaConfig(), "bfloat16", chunk_tokens=16, weights_revision="r")
 
 
 def test_other_weights_and_other_dtypes_have_other_keys() -> None:

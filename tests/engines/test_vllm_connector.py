@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 from objectcache.connectors.vllm import ObjectCacheConnector
+from objectcache.connectors.vllm.plans import LoadPlan
+from objectcache.deliveries.delivery import Delivery
 from objectcache_schemas.errors import InvalidRequest
 from tests.engines.vllm_engine import (
     BLOCK_TOKENS,
@@ -31,6 +33,7 @@ from tests.engines.vllm_engine import (
 from tests.servers import RunningServer, running_server
 
 StartEngine = Callable[..., Engine]
+BLOCK_BYTES = 16 << 10
 BUCKET = "vllm-kv"
 
 
@@ -173,6 +176,62 @@ def test_a_hit_that_is_not_worth_a_delivery_is_computed(start: StartEngine) -> N
     stored_by_another(start, tokens)
     assert start(fetch_tokens_min=97).answer("again", tokens) == 0
     assert start(fetch_tokens_min=96).answer("again", tokens) == 96
+
+
+def test_of_a_prefix_above_the_bound_of_loads_the_beginning_is_loaded(start: StartEngine) -> None:
+    tokens = prompt(160, 300)
+    stored_by_another(start, tokens)
+    second = start(load_bytes_max=8 * BLOCK_BYTES)
+    request = second.add("again", tokens)
+    second.run()
+    assert second.loaded_tokens == {"again": 8 * BLOCK_TOKENS}
+    assert second.computed_tokens == 300 - 8 * BLOCK_TOKENS
+    assert second.failed_blocks == set()
+    assert second.wrong_positions(request) == []
+
+
+def test_hits_that_are_above_the_bound_of_loads_together_are_loaded_one_after_the_other(
+    start: StartEngine,
+) -> None:
+    prompts = {f"r{number}": prompt(161 + number, 100) for number in range(3)}
+    first = start()
+    for name, tokens in prompts.items():
+        assert first.answer(name, tokens) == 0
+    first.saved()
+    second = start(load_bytes_max=8 * BLOCK_BYTES)
+    requests = [second.add(name, tokens) for name, tokens in prompts.items()]
+    second.run()
+    assert second.loaded_tokens == dict.fromkeys(prompts, 96)
+    assert second.failed_blocks == set()
+    assert [second.wrong_positions(request) for request in requests] == [[], [], []]
+
+
+@pytest.mark.parametrize("transport", ["auto", "nixl"])
+def test_blocks_are_stored_and_loaded_over_the_transport_that_is_chosen(
+    start: StartEngine, transport: str
+) -> None:
+    if transport == "nixl":
+        pytest.importorskip("nixl")
+    tokens = prompt(180 + (transport == "nixl"), 100)
+    first = stored_by_another(start, tokens, transport=transport)
+    staged = first.worker._worker.saves._staging._target
+    assert staged.transport == (None if transport == "auto" else transport)
+    second = start(transport=transport)
+    loads, taken = second.worker._worker.loads, list[str]()
+    fetch = loads._fetch
+
+    def noted(plan: LoadPlan) -> Delivery:
+        delivery: Delivery = fetch(plan)
+        taken.append(delivery.transport)
+        return delivery
+
+    loads._fetch = noted
+    request = second.add("again", tokens)
+    second.run()
+    assert second.loaded_tokens == {"again": 96}
+    assert taken == ["shared_memory" if transport == "auto" else transport]
+    assert second.wrong_positions(request) == []
+    assert second.failed_blocks == set()
 
 
 def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(start: StartEngine) -> None:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -37,7 +37,10 @@ StartTier = Callable[..., ObjectCacheTier]
 
 
 def offloading_spec(
-    world_size: int = 1, window: int | None = None, tiers: tuple[dict[str, Any], ...] = ()
+    world_size: int = 1,
+    window: int | None = None,
+    tiers: tuple[dict[str, Any], ...] = (),
+    model: str = "some/model",
 ) -> Any:
     """What vLLM tells its tiers. With a `window`, of so many chunks, there is a second group."""
     groups = [OffloadingGroupConfig(16, ("model.layers.0.self_attn.attn",), 0)]
@@ -52,7 +55,7 @@ def offloading_spec(
             "secondary_tiers": [dict(tier) for tier in tiers],
         },
         engine_id=f"engine-{uuid.uuid4().hex[:8]}",
-        model=OffloadingModelConfig("some/model", "bfloat16"),
+        model=OffloadingModelConfig(model, "bfloat16"),
         cache=OffloadingCacheConfig(16, 1),
         parallel=OffloadingParallelConfig(
             0, world_size, world_size, 1, 1, 1, 0, 1, None, is_parallelism_agnostic=False
@@ -93,10 +96,11 @@ def start(server: RunningServer) -> Iterator[StartTier]:
         on: RunningServer = server,
         world_size: int = 1,
         window: int | None = None,
+        model: str = "some/model",
         **settings: Any,
     ) -> Any:
         view = memoryview(memory)  # type: ignore[arg-type]
-        spec = offloading_spec(world_size, window)
+        spec = offloading_spec(world_size, window, model=model)
         config = tier_config(on, **settings)
         tier = SecondaryTierFactory.create_secondary_tier(config, view, spec)
         tiers.append(tier)
@@ -117,10 +121,12 @@ def transfer(tier: Any, keys: list[Any], slots: list[int], load: bool) -> JobRes
     """Run one job to its end."""
     job = TransferJob(5, keys, np.array(slots, np.int32), load, ReqContext("request"))
     (tier.submit_load if load else tier.submit_store)(job)
-    tier.drain_jobs()
-    (result,) = tier.get_finished_jobs()
-    assert result.job_id == 5
-    return result
+    for _ in range(ROUNDS_MAX):
+        for result in tier.get_finished_jobs():
+            assert result.job_id == 5
+            return cast(JobResult, result)
+        threading.Event().wait(0.001)  # a step takes as long
+    raise AssertionError("no end")
 
 
 def looked_up(tier: Any, keys: list[Any], request: str) -> list[LookupResult]:
@@ -198,6 +204,39 @@ def test_other_ranks_or_weights_have_names_of_their_own(start: StartTier) -> Non
     assert looked_up(start(primary(), world_size=2), keys, "one") == [LookupResult.MISS]
     assert looked_up(start(primary(), weights_revision="r2"), keys, "one") == [LookupResult.MISS]
     assert looked_up(start(primary()), keys, "one") == [LookupResult.HIT]
+
+
+def test_without_a_revision_the_models_files_tell_weights_and_configurations_apart(
+    tmp_path: Path, start: StartTier
+) -> None:
+    model = str(tmp_path)
+    weights, configuration = tmp_path / "model.safetensors", tmp_path / "config.json"
+    keys = keys_of("files", 1)
+
+    def found() -> LookupResult:
+        tier = start(primary(), model=model, weights_revision="")
+        return looked_up(tier, keys, "one")[0]
+
+    weights.write_bytes(b"a" * 100)
+    os.utime(weights, ns=(1, 1))
+    configuration.write_text('{"rope_theta": 10000.0}')
+    first = start(primary(), model=model, weights_revision="")
+    assert transfer(first, keys, [0], load=False).success
+    assert found() is LookupResult.HIT
+    weights.write_bytes(b"b" * 100)  # fine-tuned
+    assert found() is LookupResult.MISS
+    weights.write_bytes(b"a" * 100)
+    os.utime(weights, ns=(1, 1))
+    assert found() is LookupResult.HIT
+    configuration.write_text('{"rope_theta": 500000.0}')
+    assert found() is LookupResult.MISS
+
+
+def test_weights_that_nothing_tells_of_are_warned_of(
+    start: StartTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(primary(), weights_revision="")
+    assert "set the connector's weights_revision" in caplog.text
 
 
 def test_a_server_that_is_gone_fails_jobs_and_finds_nothing(
@@ -327,6 +366,22 @@ def test_vllms_own_manager_of_tiers_stores_and_promotes_through_ours(
     second.manager.complete_load(keys, context)
     second.manager.on_request_finished(context)
     second.manager.shutdown()
+
+
+def test_after_vllms_reset_chunks_have_names_that_no_other_engine_has(
+    server: RunningServer, start: StartTier
+) -> None:
+    before, after = keys_of("before a reset", 1), keys_of("after a reset", 1)
+    engine = Offloading(server)
+    (tier,) = engine.manager.secondary_tiers
+    assert transfer(tier, before, [0], load=False).success
+    assert looked_up(start(primary()), before, "one") == [LookupResult.HIT]
+    engine.manager.reset_cache()  # as after a weight update
+    assert looked_up(tier, before, "two") == [LookupResult.MISS]
+    assert transfer(tier, after, [0], load=False).success
+    assert looked_up(tier, after, "three") == [LookupResult.HIT]
+    assert looked_up(start(primary()), after, "one") == [LookupResult.MISS]
+    engine.manager.shutdown()
 
 
 def test_an_unknown_setting_is_named(start: StartTier) -> None:

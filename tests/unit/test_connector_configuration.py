@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from objectcache.connectors.configuration import StoreConfiguration
+from objectcache.memory.fabric_joining import FabricSettings
 from objectcache_schemas.errors import InvalidRequest
 
 GIVEN = {
@@ -25,6 +26,8 @@ GIVEN = {
         ("bucket", "A_B"),
         ("transport", "rdma"),
         ("timeout_s", 0),
+        ("load_bytes_max", 0),
+        ("nixl_devices", 1),
         ("region", 7),
         ("revision", "main"),
     ],
@@ -39,6 +42,14 @@ def test_what_is_missing_is_named_with_its_variable(name: str) -> None:
     rest = {key: value for key, value in GIVEN.items() if key != name}
     with pytest.raises(InvalidRequest, match=f"OBJECTCACHE_{name.upper()}"):
         StoreConfiguration.from_mapping(rest, {})
+
+
+def test_the_devices_of_a_fabric_are_the_clients() -> None:
+    chosen = {"nixl_devices": "mlx5_0:1", "nixl_ucx": "TLS=rc", "verbs_device": "mlx5_1"}
+    with StoreConfiguration.from_mapping({**GIVEN, **chosen}, {}).connect() as client:
+        assert client._core.settings.fabric == FabricSettings(**chosen)
+    with StoreConfiguration.from_mapping(GIVEN, {}).connect() as client:
+        assert client._core.settings.fabric == FabricSettings()
 
 
 def test_the_environment_and_a_credentials_file_fill_in(tmp_path: Path) -> None:

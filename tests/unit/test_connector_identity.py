@@ -25,6 +25,7 @@ LLAMA: dict[str, Any] = {
     "transformers_version": "5.23.0",
 }
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OTHER_COMMIT = "fedcba9876543210fedcba9876543210fedcba98"
 
 
 class HubConfiguration:
@@ -134,6 +135,57 @@ def test_a_name_of_the_hub_is_resolved_by_its_cache(tmp_path: Path, variable: st
     assert identity("org/model", environment=environment, revision=COMMIT) == found
     other = identity("org/model", environment=environment, revision="v2")
     assert other.weights_revision == "unresolved v2"
+
+
+def test_of_several_versions_in_the_hubs_cache_one_is_taken_only_where_it_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = tmp_path / "models--org--model"
+    weights(stored / "snapshots" / COMMIT)
+    (stored / "snapshots" / "no commit").mkdir()
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text(COMMIT)
+    environment = {"HF_HUB_CACHE": str(tmp_path)}
+
+    def revision_of(revision: str | None) -> str:
+        return identity("org/model", environment=environment, revision=revision).weights_revision
+
+    assert revision_of(None) == revision_of("main") == f"commit {COMMIT}"
+    weights(stored / "snapshots" / OTHER_COMMIT)
+    (stored / "refs" / "v2").write_text(OTHER_COMMIT)
+    assert revision_of("main") == f"commit {COMMIT}"
+    assert revision_of("v2") == f"commit {OTHER_COMMIT}"
+    assert "weights_revision" not in caplog.text
+    assert revision_of(None) == "unresolved"
+    assert "weights_revision" in caplog.text
+
+
+def test_a_configuration_of_another_repository_tells_nothing_of_the_weights(
+    tmp_path: Path,
+) -> None:
+    stored = tmp_path / "models--org--model"
+    weights(stored / "snapshots" / COMMIT)
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text(COMMIT)
+    other = HubConfiguration(LLAMA, OTHER_COMMIT)
+
+    def revision_of(hub: Path, of_weights: bool) -> str:
+        environment = {"HF_HUB_CACHE": str(hub)}
+        return identity(
+            "org/model",
+            environment=environment,
+            revision="main",
+            configuration=other,
+            configuration_of_weights=of_weights,
+        ).weights_revision
+
+    assert revision_of(tmp_path, of_weights=False) == f"commit {COMMIT}"
+    assert revision_of(tmp_path / "empty", of_weights=False) == "unresolved main"
+    assert revision_of(tmp_path / "empty", of_weights=True) == f"commit {OTHER_COMMIT}"
+    # A branch that has moved since the configuration was read: neither alone is right for sure.
+    both = revision_of(tmp_path, of_weights=True)
+    assert COMMIT in both
+    assert OTHER_COMMIT in both
 
 
 def test_weights_written_over_others_are_another_revision(tmp_path: Path) -> None:

@@ -154,6 +154,22 @@ def test_keys_of_the_multiprocess_mode_have_the_rank_and_differ_in_salt_and_grou
     assert names[1].endswith("/0/01ff")
 
 
+def test_of_several_versions_in_the_hubs_cache_lmcache_tells_none_and_the_log_asks_for_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = tmp_path / "models--org--model"
+    environment = {"HF_HUB_CACHE": str(tmp_path)}
+    (stored / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("a" * 40)
+    only = Identities("", environment).of("org/model")
+    assert only.weights_revision == "commit " + "a" * 40
+    (stored / "snapshots" / ("b" * 40)).mkdir()  # an engine may have been given this revision
+    assert caplog.text == ""
+    assert Identities("", environment).of("org/model").weights_revision == "unresolved"
+    assert "weights_revision" in caplog.text
+
+
 def test_a_model_is_looked_at_once_so_that_its_identity_is_that_of_the_loaded_weights(
     tmp_path: Path,
 ) -> None:

@@ -11,6 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from objectcache.connectors.adapters import Adapters
+from objectcache.connectors.load_budget import LoadBudget
 from objectcache.connectors.namespace import KvNamespace
 from objectcache.connectors.vllm import ObjectCacheConnector
 from objectcache.connectors.vllm import loads as loads_module
@@ -29,8 +31,10 @@ from objectcache.connectors.vllm.tainted import OpenSteps, TaintedBlocks
 from objectcache.connectors.vllm.worker_side import numbered, ordered_names, staging_slots
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.limits import GIB, KIB
 
 G = 16
+BLOCK_BYTES = 16 * KIB
 RANK = KvNamespace("m", "r", "bf16", "l", "sha256_cbor")
 
 
@@ -386,6 +390,7 @@ def request_of(blocks: int, tokens: int, name: str = "r") -> Any:
         num_computed_tokens=0,
         block_hashes=[bytes([number]) * 32 for number in range(blocks)],
         skip_reading_prefix_cache=False,
+        lora_request=None,
     )
 
 
@@ -425,6 +430,7 @@ def geometry_of(tensor_ranks: int = 1, rank: int = 0, latent: bool = False, **ch
             model=options["model"],
             dtype="torch.bfloat16",
             revision=None,
+            hf_config_path=None,
             quantization=None,
             get_total_num_hidden_layers=lambda: 4,
             hf_config={"rope_theta": options["theta"]},
@@ -441,9 +447,13 @@ def geometry_of(tensor_ranks: int = 1, rank: int = 0, latent: bool = False, **ch
     return read_geometry(vllm_config, cache_config, "r1", "0.33.0", {})
 
 
-def side_of(store: Asked, geometry: EngineGeometry | None = None) -> SchedulerSide:
+def side_of(
+    store: Asked, geometry: EngineGeometry | None = None, load_bytes_max: int = GIB
+) -> SchedulerSide:
+    budget = LoadBudget(load_bytes_max, BLOCK_BYTES)
     lookups = Lookups(store.match, timeout_s=10.0)
-    return SchedulerSide(geometry or geometry_of(), lookups, SideRoles(True, True), G)
+    roles = SideRoles(loads=True, saves=True)
+    return SchedulerSide(geometry or geometry_of(), lookups, roles, G, Adapters({}), budget)
 
 
 def tokens_once_known(side: SchedulerSide, request: Any, computed: int) -> int:
@@ -506,6 +516,47 @@ def test_the_load_of_a_request_begins_behind_what_the_engine_has() -> None:
     assert load.context_tokens == 50
     assert side.plan({}, Tables()).loads == ()
     side.close()
+
+
+def test_of_a_prefix_that_is_too_long_to_load_as_much_counts_as_can_be_loaded() -> None:
+    store = Asked()
+    store.matched = 20
+    side = side_of(store, load_bytes_max=8 * BLOCK_BYTES)
+    request = request_of(blocks=20, tokens=400)
+    side.arrived(request)
+    assert tokens_once_known(side, request, 0) == 8 * G
+    assert side.matched_tokens(request, 3 * G) == 8 * G
+    assert side.matched_tokens(request, 15 * G) == 5 * G
+    side.allocated(request, list(range(25)), 5 * G)
+    (load,) = side.plan({}, Tables()).loads
+    assert load.block_ids == (15, 16, 17, 18, 19)
+    side.close()
+
+
+def test_what_a_step_cannot_load_beside_other_loads_waits_for_the_next_step() -> None:
+    store = Asked()
+    store.matched = 20
+    side = side_of(store, load_bytes_max=8 * BLOCK_BYTES)
+    names = ("first", "second", "small")
+    requests = {name: request_of(20, 400, name) for name in names}
+    for request in requests.values():
+        side.arrived(request)
+    assert tokens_once_known(side, requests["first"], 16 * G) == 4 * G
+    side.allocated(requests["first"], list(range(25)), 4 * G)
+    assert tokens_or_none(side, requests["second"]) is None
+    assert tokens_or_none(side, requests["small"], 16 * G) == 4 * G
+    side.allocated(requests["small"], list(range(25)), 4 * G)
+    assert [load.request_id for load in side.plan({}, Tables()).loads] == ["first", "small"]
+    assert tokens_or_none(side, requests["second"]) == 8 * G
+    side.close()
+
+
+def tokens_or_none(side: SchedulerSide, request: Any, computed: int = 0) -> int | None:
+    """What is matched when the answer is there; None: in a later step."""
+    answer = side._tracked[request.request_id].lookup._answer
+    assert answer is not None
+    answer.result(10.0)
+    return side.matched_tokens(request, computed)
 
 
 def test_full_blocks_of_the_prompt_are_saved_once_from_the_first_that_is_not_stored() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,16 @@ from objectcache.channel.credentials_file import read_credentials
 from objectcache.channel.endpoint import Endpoint
 from objectcache.client import CONNECTIONS_MAX, DEFAULT_REGION, TIMEOUT_S, Client
 from objectcache.core import TransportChoice
+from objectcache.memory.fabric_joining import FabricSettings
+from objectcache.memory.memory_file import FILE_BYTES_MIN
+from objectcache.memory.target_pool import pool_bytes_for
+from objectcache.memory.targets import RegisteredTarget
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import GIB
 
+LOAD_BYTES_MAX = 4 * GIB  # 32,768 tokens of Llama-3.1-8B
 LOOKUP_TIMEOUT_S = 0.5  # an engine waits for it before it computes
+_FABRIC = FabricSettings()
 _SECONDS = ("timeout_s", "lookup_timeout_s")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _VARIABLES = {
@@ -33,6 +40,9 @@ class StoreConfiguration:
     `weights_revision` is part of every key: whatever tells two sets of weights under one model name
     apart; where it is empty, `model_identity` finds one. `lookup_timeout_s` bounds every silence of
     the server in a lookup, which an engine waits for, `timeout_s` in anything else.
+    `load_bytes_max` bounds what an engine's loads hold together, each rounded up by
+    `file_bytes_for`; a client's memory for them may be a third larger.
+    `nixl_devices`, `nixl_ucx` and `verbs_device` are those of `FabricSettings`.
     `credentials_file` in a mapping names an AWS shared credentials file (its default profile), so
     that no secret stands in a command line.
     """
@@ -47,6 +57,10 @@ class StoreConfiguration:
     ca_file: str | None = None
     weights_revision: str = ""
     lookup_timeout_s: float = LOOKUP_TIMEOUT_S
+    load_bytes_max: int = LOAD_BYTES_MAX
+    nixl_devices: str = _FABRIC.nixl_devices
+    nixl_ucx: str = _FABRIC.nixl_ucx
+    verbs_device: str = _FABRIC.verbs_device
 
     @classmethod
     def from_mapping(
@@ -86,8 +100,20 @@ class StoreConfiguration:
             transport=self.transport,
             timeout_s=self.timeout_s,
             connections_max=connections_max,
+            target_bytes_max=pool_bytes_for(self.load_bytes_max),
             tls=client_context(self.ca_file),
+            fabric=FabricSettings(self.nixl_devices, self.nixl_ucx, self.verbs_device),
         )
+
+    def put_memory(self, client: Client) -> Callable[[int], RegisteredTarget] | None:
+        """What makes memory that the server reads puts out of, over the configured transport; None
+        where puts go in bodies. Calls raise `Unavailable` where the server cannot reach it.
+        """
+        if self.transport == TransportChoice.BODY.value:
+            return None
+        if TransportChoice(self.transport).is_fabric:
+            return lambda length_bytes: client.fabric_target(length_bytes)
+        return client.shared_memory_target
 
 
 def _of_file(name: object) -> dict[str, Any]:
@@ -115,6 +141,11 @@ def _check_type(name: str, value: object) -> None:
     if name in _SECONDS:
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise InvalidRequest(f"connector setting {name!r} must be seconds, got {value!r}")
+    elif name == "load_bytes_max":
+        if isinstance(value, bool) or not isinstance(value, int) or value < FILE_BYTES_MIN:
+            raise InvalidRequest(
+                f"connector setting {name!r} must be {FILE_BYTES_MIN} bytes or more, got {value!r}"
+            )
     elif not isinstance(value, str) and not (name == "ca_file" and value is None):
         raise InvalidRequest(
             f"connector setting {name!r} must be a string, got {type(value).__name__}"

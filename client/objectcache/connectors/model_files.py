@@ -16,8 +16,15 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".mistral", ".ckpt")
 _INDEXES = (".index.json",)
-# Beside a model's configuration: its own code, and how its weights are quantised.
-_OTHERS = (".py", "quant_config.json", "quantize_config.json", "quantization_config.json")
+# Beside a model's configuration: its own code, how its weights are quantised, and an adapter's
+# rank and scale.
+_OTHERS = (
+    ".py",
+    "quant_config.json",
+    "quantize_config.json",
+    "quantization_config.json",
+    "adapter_config.json",
+)
 
 
 def hub_cache_of(environment: Mapping[str, str]) -> Path:
@@ -33,6 +40,9 @@ def hub_cache_of(environment: Mapping[str, str]) -> Path:
 def model_directory(model: str, revision: str | None, hub_cache: Path) -> Path | None:
     """The directory that a path or a hub's name with its revision is loaded from; None where this
     host has none.
+
+    Without a `revision` it is not known which one the engine loads: then a name of the hub leads
+    to the snapshot in the cache where there is exactly one, and nowhere where there are several.
     """
     path = Path(model).expanduser()
     try:
@@ -41,10 +51,17 @@ def model_directory(model: str, revision: str | None, hub_cache: Path) -> Path |
         if not _HUB_NAME.fullmatch(model):
             return None
         stored = hub_cache / f"models--{model.replace('/', '--')}"
-        snapshot = stored / "snapshots" / _commit_in_hub(stored, revision or "main")
+        if revision is None:
+            return _only_snapshot(stored)
+        snapshot = stored / "snapshots" / _commit_in_hub(stored, revision)
         return snapshot if snapshot.is_dir() else None
     except (OSError, ValueError):
         return None
+
+
+def _only_snapshot(stored: Path) -> Path | None:
+    snapshots = [path for path in (stored / "snapshots").iterdir() if _COMMIT.fullmatch(path.name)]
+    return snapshots[0] if len(snapshots) == 1 else None
 
 
 def _commit_in_hub(stored: Path, revision: str) -> str:
@@ -63,6 +80,16 @@ def commit_of_path(directory: Path) -> str | None:
         if parent == "snapshots" and _COMMIT.fullmatch(name):
             return name
     return None
+
+
+def files_revision(directory: Path) -> str | None:
+    """What tells a directory's weights from others: the commit of a hub's snapshot, or a digest of
+    its files. None for a directory without weights.
+    """
+    if commit := commit_of_path(directory):
+        return f"commit {commit}"
+    digest = files_digest(directory)
+    return None if digest is None else f"files {digest}"
 
 
 def files_digest(directory: Path) -> str | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from objectcache.memory.target_pool import MemoryInUse
 from objectcache_schemas.errors import Busy, DeliveryFailed, ObjectCacheError, Unavailable
 
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 30.0
@@ -16,6 +17,20 @@ LOG_INTERVAL_S = 30.0  # of failures that begin no pause
 _OUT_OF_REACH = (Unavailable, Busy, DeliveryFailed)
 
 T = TypeVar("T")
+
+
+def forget_frames(error: BaseException) -> None:
+    """Take the tracebacks off an error that is kept, and off its causes: their frames hold
+    deliveries, and with them memory.
+    """
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += [other for other in (one.__cause__, one.__context__) if other is not None]
 
 
 class Pause:
@@ -92,9 +107,11 @@ class Outage:
             return otherwise
 
     def failed(self, what: str, error: ObjectCacheError) -> None:
-        """Note a failure of what `call` did not do; a refusal, or a miss, begins no pause."""
+        """Note a failure of what `call` did not do; a refusal, a miss, or memory of this process
+        that was not to be had, begins no pause.
+        """
         now_s = time.monotonic()
-        pauses = isinstance(error, _OUT_OF_REACH)
+        pauses = isinstance(error, _OUT_OF_REACH) and not isinstance(error, MemoryInUse)
         with self._lock:
             self.failure_count += 1
             began_s = self._pause.rest_s(now_s)

@@ -13,7 +13,9 @@ from functools import partial
 from queue import Empty, Queue
 from typing import Any
 
+from objectcache.connectors.load_budget import LoadBudget
 from objectcache.connectors.missing_engine import missing_engine
+from objectcache.connectors.outage import forget_frames
 from objectcache.connectors.sglang.device_pool import DevicePages, DevicePool
 from objectcache.connectors.sglang.linked_loads import Load, load_layers
 from objectcache.connectors.sglang.served_model import identity_of
@@ -92,6 +94,8 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
             self._pool.geometry.layer_bytes,
         )
         self._store = self._stores.open(shape, rank)
+        chunk_bytes = _layers_max(params, self._pool.num_layers) * shape.slice_bytes
+        self._budget = LoadBudget(settings.load_bytes_max, chunk_bytes, LOADS_MAX)
         self.layer_done_counter = _LayerWiseLoadCounter(self._pool.num_layers)
         self._pending: dict[str, Load] = {}
         self._results: Queue[bool] = Queue()
@@ -101,30 +105,40 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
     # --- lookup and load ---
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
-        """Every length of a stored prefix, in pages: all up to the longest. One round trip."""
+        """Every length of a stored prefix, in pages: all up to the longest that one load may have.
+        One round trip.
+        """
         kv = _kv_of(transfers)
-        return [] if kv is None else list(range(1, self._store.match(kv.keys) + 1))
+        if kv is None:
+            return []
+        keys = kv.keys[: self._budget.fitting(len(kv.keys))]
+        return list(range(1, self._store.match(keys) + 1))
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Queue a load for the next batch; False where there is nothing to load, and where the
         batch is full: SGLang computes the request's KV then. All ranks decide alike.
         """
         kv = _kv_of(transfers)
-        if kv is None or len(self._pending) >= LOADS_MAX:
+        if kv is None or not self._budget.has_room(len(kv.keys)):
             return False
         assert rid not in self._pending, rid
+        self._budget.take(len(kv.keys))
         self._pending[rid] = Load(list(kv.keys), kv.device_indices)
         return True
 
     def cancel_queued_load(self, rid: str) -> bool:
         """Forget a load that has not begun; whether there was one."""
-        return self._pending.pop(rid, None) is not None
+        if (load := self._pending.pop(rid, None)) is None:
+            return False
+        self._budget.give_back(len(load.hashes))
+        return True
 
     def start_layer_wise_loading(self) -> int:
         """Begin what is queued; the batch's index at `layer_done_counter`, or -1 for nothing."""
         if not self._pending:
             return -1
         loads, self._pending = list(self._pending.values()), {}
+        self._budget.clear()
         index: int = self.layer_done_counter.update_producer()
         ready = _device_module.Event()  # the slots were freed by work that may still be queued
         ready.record()
@@ -144,6 +158,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
             self._stores.outage.answered("a load")
         except BaseException as error:  # the forward would wait for ever
             self._note("a load", error)
+            forget_frames(error)  # the counter keeps it
             self.layer_done_counter.fail(index, error)
 
     # --- offload ---
@@ -185,6 +200,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
     def reset(self) -> None:
         """Wait for what runs, forget the rest and all results."""
         self._pending.clear()
+        self._budget.clear()
         self._loader.join()
         self._offloader.join()
         while True:
@@ -236,6 +252,17 @@ def _tensor_parallel(params: Any) -> tuple[int, int]:
         return 0, 1
     group = params.attn_tp_cache_group or params.tp_cache_group
     return distributed.get_rank(group=group), distributed.get_world_size(group=group)
+
+
+def _layers_max(params: Any, num_layers: int) -> int:
+    """Layers of the pipeline rank that has the most: all of them must decide alike."""
+    if params.pp_size == 1:
+        return num_layers
+    import torch  # pyright: ignore[reportMissingImports]
+
+    most = torch.tensor([num_layers])
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, params.pp_cache_group)
+    return int(most.item())
 
 
 def _rank(params: Any, replicated: bool, tensor_parallel: tuple[int, int]) -> Rank:

@@ -50,9 +50,18 @@ def layout_of(
     `weights_revision` is whatever tells its weights from others under the same name; left out, it
     is the hub's commit or a digest of the files where the model was loaded from, and the log warns
     where there is neither (`model_identity.identify`). `environment` tells where the hub's cache
-    is. Raises `Unsupported` for a model with layers other than full attention.
+    is. Raises `InvalidRequest` where `dtype` is no torch.dtype, and `Unsupported` for a model with
+    layers other than full attention, and for one that takes more than text. Adapters are not seen:
+    they need a `weights_revision` of their own.
     """
+    if not isinstance(getattr(dtype, "itemsize", None), int):
+        raise InvalidRequest(f"dtype must be a torch.dtype, got {dtype!r}")
     text = config.get_text_config(decoder=True)
+    if text is not config:
+        raise Unsupported(
+            f"{config.model_type} models are not supported: what they compute from images or sound "
+            "is in no key; models of text alone are"
+        )
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise Unsupported(f"layers of {sorted(kinds)} are not supported; full attention alone is")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from objectcache.connectors.configuration import StoreConfiguration
 from objectcache.connectors.missing_engine import missing_engine
+from objectcache.connectors.model_identity import identify
 from objectcache.connectors.namespace import KvNamespace
 from objectcache.connectors.outage import Outage
 from objectcache.connectors.stored_chunks import match_prefix, put_chunks_absent
@@ -139,8 +141,9 @@ class ObjectCacheTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = None if locality is None else Locality(locality)
         configuration = StoreConfiguration.from_mapping(settings, os.environ)
-        namespace = _namespace(offloading_spec.config, configuration.weights_revision)
+        namespace = _namespace(offloading_spec.config, configuration.weights_revision, os.environ)
         self._namespace = namespace
+        self._started_with = namespace.weights_revision
         self._memory: Bytes = np.frombuffer(primary_kv_view.cast("B"), np.uint8).reshape(
             len(primary_kv_view), -1
         )
@@ -217,7 +220,15 @@ class ObjectCacheTier(SecondaryTierManager):
         """Return when nothing touches the primary tier's memory any more: after DRAIN_TIMEOUT_S
         what is still under way fails. That leaves nothing half written: chunks are copied into the
         primary tier when all have come, and stored all or none, out of a copy.
+
+        vLLM asks for it only when it resets the cache, after its weights were changed, and tells a
+        tier nothing else of that. So from then on chunks have names that no other engine has.
         """
+        self._end_jobs()
+        weights = f"{self._started_with}|{secrets.token_hex(16)}"
+        self._namespace = replace(self._namespace, weights_revision=weights)
+
+    def _end_jobs(self) -> None:
         with self._lock:
             futures = [future for _, future in self._jobs.values()]
         if wait(futures, DRAIN_TIMEOUT_S).not_done:
@@ -239,7 +250,7 @@ class ObjectCacheTier(SecondaryTierManager):
         """Finish what is under way, or fail it as `drain_jobs` does, and end the threads. Repeating
         has no effect.
         """
-        self.drain_jobs()
+        self._end_jobs()
         self._threads.shutdown(wait=False)
         # Closing waits for a request that a server that stands still does not answer.
         threading.Thread(target=self._store.close, daemon=True).start()
@@ -318,8 +329,10 @@ class ObjectCacheTier(SecondaryTierManager):
         return f"<ObjectCacheTier {self._namespace.prefix}, {len(self._jobs)} jobs>"
 
 
-def _namespace(config: Any, weights_revision: str) -> KvNamespace:
-    """Everything that vLLM tells a tier about its chunks is part of their keys."""
+def _namespace(config: Any, weights_revision: str, environment: Mapping[str, str]) -> KvNamespace:
+    """Everything that vLLM tells a tier about its chunks is part of their keys, and what the
+    model's files on this host tell of its weights and configuration.
+    """
     if config.parallel.rank != 0:
         raise InvalidRequest("a tier belongs to the scheduler, whose rank is 0")
     parallel = config.parallel
@@ -330,10 +343,12 @@ def _namespace(config: Any, weights_revision: str) -> KvNamespace:
         f"/dcp={parallel.dcp_size}/world={parallel.world_size}/{config.kv_cache_layout}"
         f"/canonical={config.canonical_layout}/replicated={config.replicated_layout}/{device_type}"
     )
+    identity = identify(config.model.name, weights_revision, environment)
     return KvNamespace(
-        model=config.model.name,
-        weights_revision=weights_revision,
+        model=identity.model,
+        weights_revision=identity.weights_revision,
         dtype=config.model.dtype,
         layout=layout,
         hashing=f"vllm-{vllm_version}",
+        configuration=identity.configuration,
     )

@@ -16,6 +16,22 @@ from objectcache_schemas.limits import MIB
 
 REGIONS_MAX = 128  # half of what a storage server lets one session register
 _OVERSIZE_MAX = 4  # a small delivery does not take a region this many times too big
+_EXCESS_SHARE = 4  # of the bound, a part that regions may be too big by, all together
+_ENDING_S = 0.2  # how long an ended delivery's arrays are waited for
+_ENDING_POLL_S = 0.002
+
+
+class MemoryInUse(Busy):
+    """Earlier deliveries hold all memory that a client has for them. It says nothing of the server,
+    which was not asked.
+    """
+
+
+def pool_bytes_for(promised_bytes: int) -> int:
+    """The bound of a pool in which deliveries always find room whose sizes, each by
+    `file_bytes_for`, are `promised_bytes` together, and REGIONS_MAX in number.
+    """
+    return -(-promised_bytes * _EXCESS_SHARE // (_EXCESS_SHARE - 1))
 
 
 @dataclass(eq=False, slots=True)
@@ -23,6 +39,7 @@ class _Loan:
     """A region in use: by a delivery until it is settled, and by arrays until they are dead."""
 
     region: Region
+    excess_bytes: int  # by which the region is larger than it need be
     arrays_dead: bool = False
     settled: bool = False
     lost: bool = False  # the server may write to it for ever
@@ -53,8 +70,10 @@ class TargetPool:
     def lease(self, length_bytes: int, timeout_s: float) -> Landing:
         """Memory of at least `length_bytes` for one delivery.
 
-        Raises `InvalidRequest` where that is over the pool's bound; `Busy` where arrays of earlier
-        deliveries fill it; `Unavailable` where the system has no shared memory.
+        Waits up to `timeout_s` for memory that a server is about to let go, and a moment for arrays
+        of deliveries that have just ended. Raises `InvalidRequest` where `length_bytes` is over the
+        pool's bound; `MemoryInUse` where arrays of earlier deliveries fill it; `Unavailable` where
+        the system has no shared memory.
         """
         file_bytes = file_bytes_for(length_bytes)
         if file_bytes > self._bytes_max:
@@ -65,10 +84,10 @@ class TargetPool:
         region = self._take_free(length_bytes, file_bytes, timeout_s)
         if region is None:
             region = self._new(file_bytes)
-        return self._lend(region)
+        return self._lend(region, file_bytes)
 
-    def _lend(self, region: Region) -> Landing:
-        loan = _Loan(region)
+    def _lend(self, region: Region, file_bytes: int) -> Landing:
+        loan = _Loan(region, region.length_bytes - file_bytes)
         array = region.array()
         with self._condition:
             self._loans.add(loan)
@@ -83,7 +102,7 @@ class TargetPool:
 
     def _take_free(self, length_bytes: int, file_bytes: int, timeout_s: float) -> Region | None:
         """A free region that fits; None when the caller may make one, for which room is booked."""
-        deadline_s = time.monotonic() + timeout_s
+        begun_s = time.monotonic()
         with self._condition:
             while True:
                 self._collect()
@@ -94,11 +113,21 @@ class TargetPool:
                     self._held_bytes += file_bytes
                     self._region_count += 1
                     return None
-                # Only what a server is about to let go is worth waiting for.
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not any(loan.arrays_dead for loan in self._loans):
-                    raise Busy(self._why_full(file_bytes))
-                self._condition.wait(left_s)
+                wait_s = self._wait_s(timeout_s, time.monotonic() - begun_s)
+                if wait_s <= 0:
+                    raise MemoryInUse(self._why_full(file_bytes))
+                self._condition.wait(wait_s)
+
+    def _wait_s(self, timeout_s: float, waited_s: float) -> float:
+        """How long to wait before the next look; 0 where nothing is about to come back.
+
+        Arrays of a delivery that goes on are not waited for: whoever waits may be the one that has
+        them. Those of one that has ended may be held a moment longer by the thread that received
+        it, or ended it. They die without a word, so they are looked at again and again.
+        """
+        if any(loan.settled for loan in self._loans) and waited_s < min(timeout_s, _ENDING_S):
+            return _ENDING_POLL_S
+        return timeout_s - waited_s if any(loan.arrays_dead for loan in self._loans) else 0.0
 
     def _new(self, file_bytes: int) -> Region:
         try:
@@ -119,7 +148,10 @@ class TargetPool:
                 self._free.append(loan.region)
 
     def _best_fit(self, length_bytes: int) -> Region | None:
-        longest = max(file_bytes_for(length_bytes), _OVERSIZE_MAX * length_bytes)
+        file_bytes = file_bytes_for(length_bytes)
+        excess_bytes = sum(loan.excess_bytes for loan in self._loans)
+        excess_left = self._bytes_max // _EXCESS_SHARE - excess_bytes
+        longest = min(max(file_bytes, _OVERSIZE_MAX * length_bytes), file_bytes + excess_left)
         fitting = [r for r in self._free if length_bytes <= r.length_bytes <= longest]
         return min(fitting, key=lambda region: region.length_bytes, default=None)
 

@@ -18,7 +18,7 @@ from objectcache.kv_bucket import KvBucket
 from objectcache_schemas.errors import NotFound, ObjectCacheError
 from objectcache_schemas.limits import GIB, Limits
 
-REQUEST_BYTES_MAX = GIB  # staged at once in memory that client and server share
+REQUEST_BYTES_MAX = GIB  # staged at once in memory that client and server share, or load_bytes_max
 LOAD_TIMEOUT_S_MAX = 8.0  # below LMCache's own blocking_timeout_secs, so that we learn of it first
 CHUNKS_MAX = Limits().put_chunks_max
 PROBE_KEY = "objectcache-probe"
@@ -46,6 +46,7 @@ class ChunkStore:
         lookups = replace(configuration, timeout_s=configuration.lookup_timeout_s)
         self._lookup_client: Client = lookups.connect()
         self._lookup_bucket: KvBucket | None = None
+        self._request_bytes_max = min(REQUEST_BYTES_MAX, configuration.load_bytes_max)
         self._load_timeout_s = min(configuration.timeout_s, LOAD_TIMEOUT_S_MAX)
         self._outage = Outage(_LOG)
         self._bucket_name = configuration.bucket
@@ -89,7 +90,7 @@ class ChunkStore:
 
     def _load(self, keys: Sequence[str], geometry: ChunkGeometry, landing: Landing) -> int:
         loaded = 0
-        for begin, end in _batches(len(keys), geometry):
+        for begin, end in self._batches(len(keys), geometry):
             loaded += self._load_batch(keys[begin:end], geometry, partial(landing, begin))
             if loaded < end:
                 break
@@ -116,7 +117,7 @@ class ChunkStore:
     ) -> int:
         return sum(
             self._store_batch(keys[begin:end], chunks, geometry)
-            for begin, end in _batches(len(keys), geometry)
+            for begin, end in self._batches(len(keys), geometry)
         )
 
     def _store_batch(
@@ -172,12 +173,11 @@ class ChunkStore:
                 bucket = self._buckets.setdefault(geometry, bucket)
         return bucket
 
+    def _batches(self, chunk_count: int, geometry: ChunkGeometry) -> Iterator[tuple[int, int]]:
+        """Ranges [begin, end) of chunks, one a request."""
+        size = max(1, min(CHUNKS_MAX, self._request_bytes_max // geometry.chunk_bytes))
+        for begin in range(0, chunk_count, size):
+            yield begin, min(chunk_count, begin + size)
+
     def __repr__(self) -> str:
         return f"<ChunkStore {self._bucket_name}, {self._client!r}>"
-
-
-def _batches(chunk_count: int, geometry: ChunkGeometry) -> Iterator[tuple[int, int]]:
-    """Ranges [begin, end) of chunks, one a request."""
-    size = max(1, min(CHUNKS_MAX, REQUEST_BYTES_MAX // geometry.chunk_bytes))
-    for begin in range(0, chunk_count, size):
-        yield begin, min(chunk_count, begin + size)

@@ -13,6 +13,9 @@ MODELS_MAX = 1024  # remembered; the files of others are looked at with every ta
 class Identities:
     """Identities of models by LMCache's names for them: the paths that vLLM loads. Thread-safe.
 
+    LMCache does not tell with which revision: a name of the hub is known by the only snapshot in
+    the hub's cache on this host, and where there are several the log asks for `weights_revision`.
+
     A model is looked at once, when it is first named: the weights that an engine has loaded are
     those of that time.
     """

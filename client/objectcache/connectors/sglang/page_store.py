@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from objectcache.client import Client
+from objectcache.connectors.load_budget import LoadBudget
 from objectcache.connectors.namespace import KvNamespace
 from objectcache.connectors.outage import Outage
 from objectcache.connectors.sglang.page_source import Page, PageSource, fill_page
 from objectcache.connectors.sglang.staging import Staging
 from objectcache.connectors.stored_chunks import match_prefix, put_chunks_absent
 from objectcache.kv_bucket import KvBucket
+from objectcache.memory.targets import RegisteredTarget
 from objectcache_schemas.limits import MIB
 
 # A batch of the engine is one request unless its pages are larger than this together.
@@ -29,17 +30,18 @@ class PageStore:
 
     def __init__(
         self,
-        client: Client,
         bucket: KvBucket,
         namespace: KvNamespace,
         outage: Outage,
         *,
         lookup_timeout_s: float,
         timeout_s: float,
-        shared_staging: bool,
+        load_bytes_max: int,
+        put_memory: Callable[[int], RegisteredTarget] | None,
     ) -> None:
         """`lookup_timeout_s` bounds every silence of the server in a match, `timeout_s` in a load
-        beside the time that its bytes take.
+        beside the time that its bytes take. `put_memory` is as in `Staging`. Raises
+        `InvalidRequest` where `load_bytes_max` does not hold one page.
         """
         self.bucket = bucket
         self.namespace = namespace
@@ -47,10 +49,11 @@ class PageStore:
         self._lookup_timeout_s = lookup_timeout_s
         self._timeout_s = timeout_s
         chunk_bytes = bucket.layout.chunk_bytes
-        self._fetch_count_max = max(1, FETCH_BYTES_MAX // chunk_bytes)
+        most = LoadBudget(load_bytes_max, chunk_bytes).chunk_count_max
+        self._fetch_count_max = min(most, max(1, FETCH_BYTES_MAX // chunk_bytes))
         self._put_count_max = max(1, PUT_BYTES_MAX // chunk_bytes)
         staging_bytes = self._put_count_max * chunk_bytes
-        self._staging = Staging(client, staging_bytes, shared=shared_staging)
+        self._staging = Staging(put_memory, staging_bytes)
 
     @property
     def put_count_max(self) -> int:

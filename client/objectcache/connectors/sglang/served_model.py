@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from objectcache.connectors.model_identity import ModelIdentity, identify
+from objectcache.connectors.adapters import adapter_revision
+from objectcache.connectors.model_identity import HUB_REVISION, ModelIdentity, identify
 from objectcache_schemas.errors import InvalidRequest
 
 # Arguments of SGLang that change KV under one model path, beside what every key has anyway.
@@ -30,21 +31,60 @@ KV_ARGUMENTS = (
 def identity_of(
     server_args: Any, weights_revision: str, environment: Mapping[str, str]
 ) -> ModelIdentity:
-    """The identity of the model at SGLang's `--model-path`, with its `--revision` and what else of
-    its arguments changes KV.
+    """The identity of the model at SGLang's `--model-path`, with its `--revision`, the adapters of
+    `--lora-paths` and what else of its arguments changes KV.
 
-    Raises `InvalidRequest` where there is no path.
+    Raises `InvalidRequest` where there is no path, and for an adapter whose files are not known.
     """
     if not server_args.model_path:
         raise InvalidRequest("SGLang gives no model path; set --model-path")
     options = {name: getattr(server_args, name, None) for name in KV_ARGUMENTS}
+    options["lora_adapters"] = _adapters(server_args, environment)
     return identify(
         server_args.model_path,
         weights_revision,
         environment,
         options=options,
-        revision=getattr(server_args, "revision", None),
+        revision=getattr(server_args, "revision", None) or HUB_REVISION,
     )
+
+
+def _adapters(
+    server_args: Any, environment: Mapping[str, str]
+) -> list[tuple[str, str, str]] | None:
+    """Name, path and revision of each of `--lora-paths`; None without any.
+
+    SGLang's page hash has their names and paths. An adapter that is loaded later has a random name
+    in it, so its pages are found by nobody else and need no revision.
+    """
+    if getattr(server_args, "enable_lora", None) is False:
+        return None
+    adapters: list[tuple[str, str, str]] = []
+    for name, path in _named_paths(getattr(server_args, "lora_paths", None) or []):
+        revision = adapter_revision(path, environment)
+        if revision is None:
+            raise InvalidRequest(
+                f"the files of the LoRA adapter {name!r} ({path}) are not known on this host, or "
+                "are there in several versions; name its directory in --lora-paths"
+            )
+        adapters.append((name, path, revision))
+    return sorted(adapters) or None
+
+
+def _named_paths(lora_paths: Any) -> list[tuple[str, str]]:
+    """Names and paths, in any form that SGLang takes them in."""
+    if isinstance(lora_paths, Mapping):
+        return [(str(name), str(path)) for name, path in lora_paths.items()]
+    named: list[tuple[str, str]] = []
+    for entry in lora_paths:
+        if isinstance(entry, str):
+            name, _, path = entry.partition("=")
+            named.append((name, path or name))
+        elif isinstance(entry, Mapping):
+            named.append((str(entry["lora_name"]), str(entry["lora_path"])))
+        else:
+            named.append((str(entry.lora_name), str(entry.lora_path)))
+    return named
 
 
 def published_arguments() -> Any:

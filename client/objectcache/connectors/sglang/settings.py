@@ -113,13 +113,13 @@ class Stores:
             fingerprint=namespace.prefix,
         )
         store = PageStore(
-            self._client,
             open_bucket(self._client, self._settings.bucket, layout),
             namespace,
             self._outage,
             lookup_timeout_s=self._settings.lookup_timeout_s,
             timeout_s=self._settings.timeout_s,
-            shared_staging=self._settings.transport != "body",
+            load_bytes_max=self._settings.load_bytes_max,
+            put_memory=self._settings.put_memory(self._client),
         )
         self._opened.append(store)
         return store

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import numpy as np
 
-from objectcache.client import Client
 from objectcache.connectors.sglang.host_layouts import Bytes
-from objectcache.memory.targets import SharedMemoryTarget
+from objectcache.memory.targets import RegisteredTarget
 from objectcache_schemas.errors import ObjectCacheError
 
 
 class Staging:
-    """One piece of memory for one put at a time, shared with the storage server where it can be:
-    then what is copied into it is not copied again.
+    """One piece of memory for one put at a time, which the storage server reads by itself where it
+    can: then what is copied into it is not copied again.
     """
 
-    def __init__(self, client: Client, length_bytes: int, *, shared: bool) -> None:
-        self._client = client
+    def __init__(
+        self, register: Callable[[int], RegisteredTarget] | None, length_bytes: int
+    ) -> None:
+        """`register` makes so many bytes of memory that the server reaches, or raises
+        `ObjectCacheError`; without it puts go in bodies.
+        """
+        self._register = register
         self._length_bytes = length_bytes
-        self._shared = shared
-        self._target: SharedMemoryTarget | None = None
+        self._target: RegisteredTarget | None = None
         self._lock = threading.Lock()
 
     @contextmanager
@@ -43,10 +46,10 @@ class Staging:
             self._drop()
 
     def _array(self) -> Bytes:
-        if self._shared and self._target is None:
+        if self._register is not None and self._target is None:
             try:
-                self._target = self._client.shared_memory_target(self._length_bytes)
-            except ObjectCacheError:  # no server on this host: the body carries a copy
+                self._target = self._register(self._length_bytes)
+            except ObjectCacheError:  # out of the server's reach: the body carries a copy
                 return np.empty(self._length_bytes, np.uint8)
         if self._target is None:
             return np.empty(self._length_bytes, np.uint8)
@@ -58,5 +61,5 @@ class Staging:
         self._target = None
 
     def __repr__(self) -> str:
-        where = "shared" if self._target is not None else "private"
+        where = "registered" if self._target is not None else "private"
         return f"<Staging {self._length_bytes} bytes, {where}>"

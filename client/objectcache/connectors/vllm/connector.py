@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from objectcache.connectors.adapters import Adapters
+from objectcache.connectors.load_budget import LoadBudget
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.stored_chunks import match_prefix
 from objectcache.connectors.vllm.geometry import EngineGeometry, read_geometry
@@ -101,7 +103,20 @@ class ObjectCacheConnector(KVConnectorBase_V1):
         timeout_s = self._configuration.lookup_timeout_s
         store = self._store = Store(self._configuration, layout, timeout_s)
         lookups = Lookups(lambda keys: match_prefix(store.bucket(), keys), timeout_s)
-        return SchedulerSide(self._geometry, lookups, roles, self._settings.fetch_tokens_min)
+        adapters = Adapters(os.environ)
+        return SchedulerSide(
+            self._geometry,
+            lookups,
+            roles,
+            self._settings.fetch_tokens_min,
+            adapters,
+            self._budget(layout),
+        )
+
+    def _budget(self, layout: KvLayout) -> LoadBudget:
+        """What any rank has memory for: that with the most layers."""
+        layers = max(layout.num_layers, _largest_stage(self._vllm_config, os.environ))
+        return LoadBudget(self._configuration.load_bytes_max, layers * layout.per_layer_chunk_bytes)
 
     def _layer_names(self) -> list[str]:
         names: list[str] = self._kv_cache_config.kv_cache_groups[0].layer_names
@@ -171,6 +186,7 @@ class ObjectCacheConnector(KVConnectorBase_V1):
         content = content_of(self._geometry.spec, self._backend(next(iter(numbers))))
         layers = [PagedLayer(tensor, block_count, content) for tensor in tensors]
         layout = _layout_of(self._geometry, layers)
+        LoadBudget(self._configuration.load_bytes_max, layout.chunk_bytes)
         slots = staging_slots(self._settings, layout.chunk_bytes, block_count)
         store = self._store = Store(self._configuration, layout, self._settings.load_timeout_s)
         self._worker = WorkerSide(self._geometry, store, self._settings, numbers, layers, slots)
@@ -235,6 +251,17 @@ def _layout(geometry: EngineGeometry, layer_count: int) -> KvLayout:
         dtype=geometry.namespace.dtype,
         fingerprint=geometry.namespace.prefix,
     )
+
+
+def _largest_stage(vllm_config: Any, environment: Mapping[str, str]) -> int:
+    """Layers of the pipeline rank that has the most; 0 where there is one rank."""
+    stages: int = vllm_config.parallel_config.pipeline_parallel_size
+    if stages == 1:
+        return 0
+    if split := environment.get("VLLM_PP_LAYER_PARTITION"):
+        return max(int(count) for count in split.split(","))
+    layers: int = vllm_config.model_config.get_total_num_hidden_layers()
+    return -(-layers // stages)
 
 
 def _layout_of(geometry: EngineGeometry, layers: list[PagedLayer]) -> KvLayout:

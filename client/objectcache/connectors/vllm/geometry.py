@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from objectcache.connectors.model_identity import ModelIdentity, identify
+from objectcache.connectors.model_identity import HUB_REVISION, ModelIdentity, identify
 from objectcache.connectors.namespace import KvNamespace
 from objectcache_schemas.errors import InvalidRequest
 
@@ -146,7 +146,8 @@ def _identity(
         environment,
         configuration=model_config.hf_config,
         options={"quantization": model_config.quantization},
-        revision=model_config.revision,
+        revision=model_config.revision or HUB_REVISION,
+        configuration_of_weights=model_config.hf_config_path in (None, "", model_config.model),
     )
 
 

@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 
-from objectcache.connectors.outage import Outage
+from objectcache.connectors.outage import Outage, forget_frames
 from objectcache.connectors.vllm.paged_layout import PagedLayer
 from objectcache.connectors.vllm.plans import LoadPlan
 from objectcache.connectors.vllm.store import Complaints
@@ -16,6 +17,7 @@ from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unavail
 
 logger = logging.getLogger("objectcache.connectors.vllm")
 THREADS = 8  # deliveries that are asked for at once
+CLOSING_S = 1.0  # how long a load waits for those of the steps before it to be closed
 _WHAT = "a load"
 
 
@@ -26,7 +28,7 @@ class Load:
         self.plan = plan
         self._outage = outage
         self.failure: BaseException | None = None
-        self._asked = asked
+        self._asked: Future[Delivery] | None = asked
         self._delivery: Delivery | None = None
         self._installed: set[int] = set()
         self._blocks = len(plan.block_ids)  # that are stored
@@ -45,6 +47,7 @@ class Load:
             return
         try:
             if self._delivery is None:
+                assert self._asked is not None
                 self._delivery = self._asked.result(_left_s(deadline_s))
             slices = self._delivery.wait_layer(layer, _left_s(deadline_s))
             self._blocks = len(slices)
@@ -56,6 +59,7 @@ class Load:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
+        forget_frames(error)
         self.failure = error
         if isinstance(error, ObjectCacheError):
             self._outage.failed(_WHAT, error)
@@ -72,9 +76,12 @@ class Load:
             )
 
     def close(self) -> None:
-        """Let the delivery go; one that is still asked for is closed when it comes."""
-        if not self._asked.cancel():
-            self._asked.add_done_callback(_close)
+        """Let the delivery go, and its memory; one that is still asked for is closed when it comes.
+        Nothing else may be called afterwards.
+        """
+        asked, self._asked, self._delivery = self._asked, None, None
+        if asked is not None and not asked.cancel():
+            asked.add_done_callback(_close)
 
 
 def _left_s(deadline_s: float) -> float:
@@ -101,6 +108,7 @@ class Loads:
         self._outage = Outage(logger)
         self._threads = ThreadPoolExecutor(THREADS, "objectcache-load")
         self._under_way: list[Load] = []
+        self._closing: set[Future[None]] = set()
         self._failed_blocks: set[int] = set()
         self._complaints = Complaints(logger, "loading stored KV failed, its blocks are computed")
         self.loaded_blocks = 0
@@ -113,11 +121,13 @@ class Loads:
     def start(self, plans: Sequence[LoadPlan]) -> None:
         """Ask for every request's blocks at once; returns without waiting."""
         self._left_s = self._timeout_s
+        self._closing = {closed for closed in self._closing if not closed.done()}
         for plan in plans:
-            asked = self._threads.submit(self._ask, plan)
+            asked = self._threads.submit(self._ask, plan, frozenset(self._closing))
             self._under_way.append(Load(plan, asked, self._outage))
 
-    def _ask(self, plan: LoadPlan) -> Delivery:
+    def _ask(self, plan: LoadPlan, before: frozenset[Future[None]]) -> Delivery:
+        wait_for(before, CLOSING_S)  # they hold the memory that this load is promised
         if rest_s := self._outage.rest_s:
             raise Unavailable(f"the store failed and is left alone for another {rest_s:.1f} s")
         return self._fetch(plan)
@@ -141,7 +151,7 @@ class Loads:
                 self._complaints.add(load.failure)
             self._failed_blocks.update(load.failed_blocks)
             self.loaded_blocks += len(load.plan.block_ids) - len(load.failed_blocks)
-            self._threads.submit(load.close)
+            self._closing.add(self._threads.submit(load.close))
         self._under_way.clear()
 
     def take_failed_blocks(self) -> set[int]:

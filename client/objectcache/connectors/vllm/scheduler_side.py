@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from objectcache.connectors.adapters import NO_ADAPTER, Adapters
+from objectcache.connectors.load_budget import LoadBudget
 from objectcache.connectors.vllm.geometry import EngineGeometry
 from objectcache.connectors.vllm.lookups import NOTHING_STORED, Lookup, Lookups
 from objectcache.connectors.vllm.plans import LoadPlan, SavePlan, StepPlan, StepVerdicts
@@ -19,10 +21,14 @@ ANSWER_VALID_S = 10.0  # a request that waited longer asks again: its blocks may
 
 @dataclass(slots=True)
 class _Tracked:
-    """A request, from its arrival to its end. Ends and counts are in blocks."""
+    """A request, from its arrival to its end. Ends and counts are in blocks.
+
+    `adapter` is the revision of the request's adapter; None where its KV has no name.
+    """
 
     request: Any
     lookup: Lookup
+    adapter: str | None = NO_ADAPTER
     local: int = 0
     stored: int = 0
     saved_end: int = 0
@@ -62,8 +68,13 @@ class SchedulerSide:
         lookups: Lookups,
         roles: SideRoles,
         fetch_tokens_min: int,
+        adapters: Adapters,
+        budget: LoadBudget,
     ) -> None:
+        """`budget` is of the rank whose blocks are largest."""
         self._geometry = geometry
+        self._adapters = adapters
+        self._budget = budget
         self._given_weights = geometry.namespace.weights_revision
         self._lookups = lookups
         self._roles = roles
@@ -81,12 +92,16 @@ class SchedulerSide:
 
     def arrived(self, request: Any) -> None:
         """Ask about a request's prompt as soon as it is there."""
-        self._tracked[request.request_id] = _Tracked(request, self._begin(request))
+        adapter = self._adapters.revision_of(request.lora_request)
+        lookup = self._begin(request, adapter)
+        self._tracked[request.request_id] = _Tracked(request, lookup, adapter)
 
     def matched_tokens(self, request: Any, computed_tokens: int) -> int | None:
-        """Tokens beyond `computed_tokens` that can be loaded; None until that is known.
+        """Tokens beyond `computed_tokens` that can be loaded; None until that is known, and where
+        this step loads as much as it may: the request is asked about again for the next one.
 
-        A whole number of blocks, and never the prompt's last token, which is always computed.
+        A whole number of blocks, no more than one step may load, and never the prompt's last token,
+        which is always computed.
         """
         if not self._roles.loads or request.skip_reading_prefix_cache:
             return 0
@@ -97,15 +112,18 @@ class SchedulerSide:
         now_s = time.monotonic()
         stored = tracked.lookup.result(now_s)
         if stored and now_s - tracked.lookup.started_s > ANSWER_VALID_S:
-            tracked.lookup = self._begin(request)
+            tracked.lookup = self._begin(request, tracked.adapter)
             stored = None
         if stored is None:
             return None
         tracked.stored = stored
         tracked.local = computed_tokens // self._geometry.block_tokens
         usable = min(stored, (request.num_tokens - 1) // self._geometry.block_tokens)
-        tokens: int = usable * self._geometry.block_tokens - computed_tokens
-        return tokens if tokens >= self._fetch_tokens_min else 0
+        blocks = self._budget.fitting(max(0, usable - tracked.local))
+        tokens: int = (tracked.local + blocks) * self._geometry.block_tokens - computed_tokens
+        if tokens < self._fetch_tokens_min:
+            return 0
+        return tokens if self._budget.has_room(blocks) else None
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """The request has its blocks: load what was matched, with the next step."""
@@ -116,12 +134,13 @@ class SchedulerSide:
         begin = tracked.local
         end = begin + external_tokens // self._geometry.block_tokens
         tracked.loaded = tuple(block_ids[begin:end])
+        self._budget.take(len(tracked.loaded))
         self._loads[request.request_id] = LoadPlan(
             request_id=request.request_id,
             block_ids=tuple(block_ids[begin:end]),
             hashes=tuple(request.block_hashes[begin:end]),
             context_tokens=request.num_prompt_tokens,
-            weights=self._geometry.namespace.weights_revision,
+            weights=self._names_of(tracked.adapter).namespace.weights_revision,
         )
         self.hit_tokens += external_tokens
 
@@ -159,6 +178,7 @@ class SchedulerSide:
     def plan(self, scheduled_tokens: dict[str, int], blocks: Any) -> StepPlan:
         """The step that was just scheduled. `blocks.get_block_ids(request_id)` is its table."""
         loads, self._loads = self._loads, {}
+        self._budget.clear()
         spoilt = self._spoilt(scheduled_tokens, blocks, loads) if self._tainted else set[str]()
         right = {name: n for name, n in scheduled_tokens.items() if name not in spoilt}
         saves = self._saves(right, blocks) if self._roles.saves else ()
@@ -202,7 +222,21 @@ class SchedulerSide:
         self._forget_saves()
         for tracked in self._tracked.values():
             tracked.start_over(failed_block_ids)
-        self._tainted.failed(failed_block_ids, self._open.tables())
+        spoilt = self._tainted.failed(failed_block_ids, self._open.tables())
+        self._compute_again(spoilt)
+
+    def _compute_again(self, spoilt: Collection[int]) -> None:
+        """Have every request compute from the first of these blocks on that it holds.
+
+        Of requests that share a failed block vLLM has one compute it again, and takes it for
+        computed in the others, though that one may need several steps. Each of them computes the
+        same KV for the same place, so it does not matter whose is written last.
+        """
+        for name, tracked in self._tracked.items():
+            if (place := self._tainted.first_held(name, spoilt)) is not None:
+                request = tracked.request
+                first = place * self._geometry.block_tokens
+                request.num_computed_tokens = min(request.num_computed_tokens, first)
 
     def _forget_saves(self) -> None:
         """Nothing of the steps under way is stored."""
@@ -232,6 +266,8 @@ class SchedulerSide:
         Blocks that the engine has from elsewhere are saved too: without them what comes behind
         would not be found.
         """
+        if tracked.adapter is None:
+            return None
         request = tracked.request
         prompt_tokens = min(request.num_computed_tokens + count, request.num_prompt_tokens)
         end = min(prompt_tokens // self._geometry.block_tokens, len(request.block_hashes))
@@ -247,14 +283,24 @@ class SchedulerSide:
         table = blocks.get_block_ids(request.request_id)[0]
         parent = hashes[begin - 1] if begin else None
         ids = tuple(table[begin:end])
-        weights = self._geometry.namespace.weights_revision
+        weights = self._names_of(tracked.adapter).namespace.weights_revision
         return SavePlan(request.request_id, begin, ids, chosen, parent, weights)
 
     # --- lookups ---
 
-    def _begin(self, request: Any) -> Lookup:
+    def _begin(self, request: Any, adapter: str | None) -> Lookup:
+        if adapter is None:
+            return NOTHING_STORED
         count = request.num_prompt_tokens // self._geometry.block_tokens
-        return self._lookups.begin(self._geometry.namespaces, request.block_hashes[:count])
+        namespaces = self._names_of(adapter).namespaces
+        return self._lookups.begin(namespaces, request.block_hashes[:count])
+
+    def _names_of(self, adapter: str | None) -> EngineGeometry:
+        """The names of KV that the weights compute with this adapter."""
+        if not adapter:
+            return self._geometry
+        weights = self._geometry.namespace.weights_revision
+        return self._geometry.with_weights(f"{weights}|adapter {adapter}")
 
     def close(self) -> None:
         """End the lookups."""

@@ -32,7 +32,7 @@ class Store:
         self._name = configuration.bucket
         self._layout = layout
         self._bucket: KvBucket | None = None
-        self._transport = configuration.transport
+        self._configuration = configuration
         self.client: Client = replace(configuration, timeout_s=timeout_s).connect()
 
     @property
@@ -54,11 +54,7 @@ class Store:
         """What makes memory that the server reads puts out of, over the configured transport; None
         where puts go in bodies.
         """
-        if self._transport == "body":
-            return None
-        if self._transport in ("nixl", "verbs"):
-            return lambda length: self.client.fabric_target(length, transport=self._transport)
-        return self.client.shared_memory_target
+        return self._configuration.put_memory(self.client)
 
     def close(self) -> None:
         """Close the client. Repeating has no effect."""

@@ -30,10 +30,11 @@ class TaintedBlocks:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def failed(self, block_ids: Collection[int], tables: Iterable[Sequence[int]]) -> None:
+    def failed(self, block_ids: Collection[int], tables: Iterable[Sequence[int]]) -> set[int]:
         """These blocks could not be loaded, and whatever comes behind one of them in a table was
-        computed on it.
+        computed on it. Returns these, and those that were right before.
         """
+        known = self._ids.difference(block_ids)
         self._ids.update(block_ids)
         rows = list(tables)
         before = -1
@@ -42,6 +43,7 @@ class TaintedBlocks:
             for table in rows:
                 if (first := self.first_in(table)) is not None:
                     self._ids.update(table[first:])
+        return self._ids - known
 
     def all_in_use(self) -> None:
         """The engine's weights are others now: every block that a request holds is tainted, and
@@ -54,6 +56,13 @@ class TaintedBlocks:
     def first_in(self, table: Sequence[int]) -> int | None:
         """The place of the first tainted block of a table."""
         return next((place for place, block in enumerate(table) if block in self._ids), None)
+
+    def first_held(self, request_id: str, block_ids: Collection[int]) -> int | None:
+        """The place of the first of these blocks in a request's table."""
+        if self._manager is None:
+            return None
+        table = self._manager.get_block_ids(request_id)[0]
+        return next((place for place, block in enumerate(table) if block in block_ids), None)
 
     def step(self, table: Sequence[int], loaded: Iterable[int], begin: int, end: int) -> bool:
         """A step fills the blocks at `loaded` from the store, reads those before the place `begin`

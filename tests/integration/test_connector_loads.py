@@ -1,0 +1,115 @@
+"""Loads of a vLLM worker over a real server, within the bytes that they may hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from objectcache.connectors.configuration import StoreConfiguration
+from objectcache.connectors.load_budget import LoadBudget
+from objectcache.connectors.vllm.loads import Loads
+from objectcache.connectors.vllm.plans import LoadPlan
+from objectcache.connectors.vllm.store import Store
+from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.limits import KIB, MIB
+from tests.servers import RunningServer, running_server
+
+LAYERS = 8
+LAYOUT = KvLayout(
+    num_layers=LAYERS,
+    chunk_tokens=16,
+    per_layer_chunk_bytes=32 * KIB,
+    dtype="bfloat16",
+    fingerprint="f",
+)
+CHUNKS = 64
+KEYS = [f"{number:064x}" for number in range(CHUNKS)]
+LOAD_BYTES_MAX = 5 * MIB
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that has the chunks."""
+    with running_server(tmp_path_factory.mktemp("server") / "data") as server:
+        store = store_of(server)
+        shape = (CHUNKS, LAYERS, LAYOUT.per_layer_chunk_bytes)
+        store.bucket().put(KEYS, np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+        store.close()
+        yield server
+
+
+def store_of(server: RunningServer, transport: str = "auto") -> Store:
+    values = {
+        "endpoint": server.endpoint,
+        "bucket": "kv-loads",
+        "credentials_file": str(server.credentials_file),
+        "load_bytes_max": LOAD_BYTES_MAX,
+        "transport": transport,
+    }
+    return Store(StoreConfiguration.from_mapping(values, {}), LAYOUT, 10.0)
+
+
+class Worker:
+    """Steps without a model between them."""
+
+    def __init__(self, store: Store) -> None:
+        layer: Any = SimpleNamespace(load=lambda blocks, slices: None)
+        bucket = store.bucket()
+
+        def fetch(plan: LoadPlan) -> Any:
+            return bucket.fetch([name.decode() for name in plan.hashes], delivery="layerwise")
+
+        self.loads = Loads(fetch, cast("Any", [layer] * LAYERS), timeout_s=10.0)
+
+    def step(self, *loads: tuple[int, int]) -> set[int]:
+        """Load these ranges of chunks at once; the chunks that failed."""
+        self.loads.start(
+            [
+                LoadPlan(
+                    request_id=f"r{number}",
+                    block_ids=tuple(range(begin, end)),
+                    hashes=tuple(key.encode() for key in KEYS[begin:end]),
+                    context_tokens=1000,
+                    weights="",
+                )
+                for number, (begin, end) in enumerate(loads)
+            ]
+        )
+        for layer in range(LAYERS):
+            self.loads.wait(layer)
+        self.loads.end_step()
+        return self.loads.take_failed_blocks()
+
+
+@pytest.mark.parametrize("transport", ["auto", "nixl", "body"])
+def test_steps_that_load_all_they_may_do_so_back_to_back(
+    stored: RunningServer, transport: str
+) -> None:
+    if transport == "nixl":
+        pytest.importorskip("nixl")
+    store = store_of(stored, transport)
+    most = LoadBudget(LOAD_BYTES_MAX, LAYOUT.chunk_bytes).chunk_count_max
+    assert most * LAYOUT.chunk_bytes == 4 * MIB
+    worker = Worker(store)
+    steps = [[(0, most)], [(20, 20 + most // 2), (40, 44)], [(60, 61), (8, 16)], [(9, 9 + most)]]
+    failed = [worker.step(*steps[number % 4]) for number in range(80)]
+    assert failed == [set[int]()] * 80
+    worker.loads.close()
+    store.close()
+
+
+def test_a_load_that_there_is_no_memory_for_keeps_no_other_from_loading(
+    stored: RunningServer,
+) -> None:
+    store = store_of(stored)
+    worker = Worker(store)
+    assert worker.step((0, 40)) == set(range(40)), "larger than all of the memory"
+    both = worker.step((0, 16), (20, 36))
+    assert both in (set(range(16)), set(range(20, 36))), "together larger than the memory"
+    assert worker.step((0, 16)) == set()
+    worker.loads.close()
+    store.close()
