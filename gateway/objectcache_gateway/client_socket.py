@@ -57,6 +57,24 @@ def acked_bytes(transport: asyncio.BaseTransport) -> int | None:
     return int(_BYTES_ACKED.unpack_from(info, _BYTES_ACKED_OFFSET)[0])
 
 
+def read_little(transport: asyncio.BaseTransport, buffer_bytes: int) -> None:
+    """Have the system take at most about so many bytes ahead of who reads the connection, so that
+    a turn of the loop reads no more of it. No effect where the connection is closed.
+    """
+    connected = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+
+
+def give_up_after(transport: asyncio.BaseTransport, timeout_s: float) -> None:
+    """Have the system end the connection when the client has taken nothing of what was sent for so
+    long, also what is still on its way when this process has closed it. No effect where it has.
+    """
+    connected = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1000))
+
+
 class SendWatch:
     """Cuts a connection whose client acknowledges no byte for `timeout_s` while it is entered.
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.excerpt import excerpt
 from objectcache_schemas.layout import KvLayout, check_geometry, check_int
 from objectcache_schemas.limits import KEY_BYTES_MAX, KIB, Limits
 
@@ -332,7 +333,7 @@ def decode_wire(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview, w
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{what}: {error}", code="InvalidDescriptor") from error
+        raise InvalidRequest(f"{what}: {excerpt(str(error))}", code="InvalidDescriptor") from error
 
 
 def checked_keys(keys: tuple[Any, ...], chunks_max: int) -> tuple[str, ...]:

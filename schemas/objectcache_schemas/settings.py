@@ -305,6 +305,13 @@ class StorageSettings(_Settings, frozen=True):
     sessions_max: Annotated[
         Positive, _doc("sessions: clients whose memory is registered, on this host or another")
     ] = 256
+    session_messages_per_s: Annotated[
+        Positive,
+        _doc(
+            "messages a second that are read of one session, pings through a gateway among them, "
+            "after a burst of twice as many; what comes faster waits in the client's socket"
+        ),
+    ] = 2000
     nixl: Annotated[
         str,
         msgspec.Meta(pattern=r"^(auto|trusting|off)\Z"),
@@ -316,10 +323,17 @@ class StorageSettings(_Settings, frozen=True):
     nixl_devices: Annotated[
         str,
         _doc(
-            "network device that NIXL may use, as UCX names it (mlx5_0:1, eth0); the loopback by "
+            "one network device for NIXL, as UCX names it (mlx5_0:1, eth0); the loopback by "
             "default, empty is all, or those of UCX_NET_DEVICES in the environment"
         ),
     ] = "lo"
+    nixl_sessions_max: Annotated[
+        Positive,
+        _doc(
+            "sessions over NIXL, each some 5 MiB of memory and a thread; more get SlowDown, as do "
+            "those of one user, root apart, past half of it"
+        ),
+    ] = 64
     nixl_ucx: Annotated[
         str,
         msgspec.Meta(pattern=r"^([A-Z0-9_]+=[^=,]+(,[A-Z0-9_]+=[^=,]+)*)?\Z"),

@@ -22,16 +22,21 @@ from objectcache_storage_server.connections.server import StorageServer
 from objectcache_storage_server.connections.uploads import count_uploads
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.open import open_engine
+from objectcache_storage_server.fabrics import check_nixl_devices
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.export import open_export
 
 DESCRIPTION = "Run ObjectCache's storage server: engines, deliveries and their transports."
+
+# NIXL writes lines of its own to standard error, without bound, of what clients send.
+NIXL_LOG_LEVEL = "NIXL_LOG_LEVEL"
 
 logger = logging.getLogger("objectcache.storage_server")
 
 
 async def run(settings: Settings, exit_with_stdin: bool) -> None:
     """Serve until SIGTERM, SIGINT or (if asked) the end of standard input; then drain."""
+    check_nixl_devices(settings.storage)
     stop, orphaned = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,6 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
             os.environ,
         )
         configure_logging("storage", settings.storage.log_level, settings.server.log_format)
+        os.environ.setdefault(NIXL_LOG_LEVEL, "FATAL")
         uvloop.run(run(settings, namespace.exit_with_stdin))
     except InvalidRequest as error:
         print(f"objectcache storage: {error}", file=sys.stderr)

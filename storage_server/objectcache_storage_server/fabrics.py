@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import threading
+from pathlib import Path
 
 from objectcache_schemas.accounts import ROOT_USER
-from objectcache_schemas.errors import AccessDenied, Unsupported
+from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable, Unsupported
+from objectcache_schemas.excerpt import excerpt
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.transports.fabric import Fabric, FabricPeer, StagingMemory
@@ -17,6 +21,44 @@ STAGED_FRAGMENT_BYTES_MAX = 4 * MIB
 NIXL = "nixl"
 VERBS = "verbs"
 FABRICS = (NIXL, VERBS)
+_NIXL_PACKAGE = "nixl_cu12"
+_SYSTEM_DEVICES = Path("/sys/class")
+_UCX_DEVICE = re.compile(r"(?P<device>[A-Za-z0-9_][A-Za-z0-9_.-]*)(:(?P<port>[0-9]+))?")
+
+
+def check_nixl_devices(storage: StorageSettings, system: Path = _SYSTEM_DEVICES) -> None:
+    """Raise `InvalidRequest` where storage.nixl_devices names no device of this host, or several:
+    NIXL takes what follows a comma for another setting. Nothing is checked where NIXL is not served
+    or the system does not list its devices.
+    """
+    named = storage.nixl_devices
+    is_served = storage.nixl != "off" and importlib.util.find_spec(_NIXL_PACKAGE) is not None
+    network, rdma = system / "net", system / "infiniband"
+    if not named or not is_served or not network.is_dir():
+        return
+    if "," in named:
+        raise InvalidRequest(
+            f"storage.nixl_devices names several devices ({named}); name one, or leave it empty "
+            "and name them in UCX_NET_DEVICES in the environment"
+        )
+    matched = _UCX_DEVICE.fullmatch(named)
+    if matched is None:
+        raise InvalidRequest(
+            f"storage.nixl_devices is {named!r}; it must name a device as UCX does, such as "
+            "mlx5_0:1 or eth0"
+        )
+    port = rdma / matched["device"] / "ports" / (matched["port"] or "1")
+    if not (network / named).is_dir() and not port.is_dir():
+        raise InvalidRequest(
+            f"storage.nixl_devices names {named}, which this host does not have; it has "
+            f"{', '.join(_devices(network, rdma))}"
+        )
+
+
+def _devices(network: Path, rdma: Path) -> list[str]:
+    """Names as UCX has them."""
+    ports = [f"{port.parents[1].name}:{port.name}" for port in rdma.glob("*/ports/*")]
+    return sorted(ports) + sorted(device.name for device in network.iterdir() if device.is_dir())
 
 
 def check_transport(transport: str) -> None:
@@ -24,7 +66,8 @@ def check_transport(transport: str) -> None:
     served = (SharedMemoryTransport.name, *FABRICS)
     if transport not in served:
         raise Unsupported(
-            f"rdma_target.transport {transport!r} is not served; there are {', '.join(served)}"
+            f"rdma_target.transport {excerpt(transport)!r} is not served; there are "
+            f"{', '.join(served)}"
         )
 
 
@@ -44,7 +87,8 @@ class Fabrics:
         """See `Fabric.open`; for a session of this identity.
 
         Raises `Unsupported` for a fabric that is not served, with what to set or to install, and
-        `AccessDenied` for NIXL to a user that the operator has not said to trust.
+        `AccessDenied` for NIXL to a user that the operator has not said to trust; `Unavailable`
+        where the fabric cannot be opened.
         """
         is_trusted = identity == ROOT_USER or self._storage.nixl == "trusting"
         if transport == NIXL and self._storage.nixl != "off" and not is_trusted:
@@ -57,7 +101,15 @@ class Fabrics:
             fabric = self._fabrics.get(transport)
             if fabric is None:
                 fabric = self._fabrics[transport] = self._make(transport)
-        return fabric.open(endpoint)
+        try:
+            return fabric.open(endpoint)
+        except Unavailable as error:
+            if transport != NIXL:
+                raise
+            raise Unavailable(
+                f"the storage server: {error.message} (its storage.nixl_devices is "
+                f"{self._storage.nixl_devices!r})"
+            ) from error
 
     def _make(self, transport: str) -> Fabric:
         storage = self._storage
@@ -73,7 +125,7 @@ class Fabrics:
             return VerbsFabric(self.staging, storage.verbs_device, storage.fabric_timeout_s)
         remedy = {NIXL: "storage.nixl is off", VERBS: "storage.verbs_device names no device"}
         raise Unsupported(
-            f"transport {transport!r} is not served: "
+            f"transport {excerpt(transport)!r} is not served: "
             f"{remedy.get(transport, 'there are shared_memory, nixl and verbs')}"
         )
 

@@ -81,9 +81,7 @@ class Service:
         self.registry = TargetRegistry(storage.targets_bytes_max)
         self.fabrics = Fabrics(storage)
         self.tickets = TicketBook()
-        self.sessions = SessionServer(
-            self.registry, self.fabrics, self.tickets, storage.sessions_max
-        )
+        self.sessions = SessionServer(self.registry, self.fabrics, self.tickets, storage)
         self.reader_threads = storage.reader_threads or min(READER_THREADS_MAX, os.cpu_count() or 1)
         self.schedule_book = ScheduleBook(settings)
         self.entrance = Entrance(settings, self.schedule_book.configuration.tenants)

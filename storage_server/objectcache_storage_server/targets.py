@@ -20,6 +20,7 @@ import msgspec
 
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unsupported
+from objectcache_schemas.excerpt import excerpt
 from objectcache_storage_server.transports.fabric import FabricPeer, RemoteMemory
 
 TARGETS_PER_SESSION_MAX = 256
@@ -211,8 +212,8 @@ class TargetRegistry:
                 raise NotFound("rdma_target.target_id is not registered", code="NoSuchTarget")
             if asked.transport != target.memory.transport:
                 raise InvalidRequest(
-                    f"rdma_target.transport is {asked.transport!r}, the target was registered for "
-                    f"{target.memory.transport!r}",
+                    f"rdma_target.transport is {excerpt(asked.transport)!r}, the target was "
+                    f"registered for {target.memory.transport!r}",
                     code="InvalidDescriptor",
                 )
             if asked.offset_bytes + asked.length_bytes > target.length_bytes:

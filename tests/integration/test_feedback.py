@@ -107,7 +107,10 @@ class ServedSessions:
         self.path = path
         self.tickets = TicketBook()
         self.server = SessionServer(
-            TargetRegistry(1 << 20), Fabrics(StorageSettings()), self.tickets, sessions_max=4
+            TargetRegistry(1 << 20),
+            Fabrics(StorageSettings()),
+            self.tickets,
+            StorageSettings(sessions_max=4),
         )
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listening.bind(str(path))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from objectcache.channel.access_key import AccessKey
@@ -39,6 +40,7 @@ from tests.servers import RunningServer, start_server
 
 TIMEOUT_S = 20.0
 SESSIONS_MAX = 3
+MESSAGES_PER_S = 5  # of the slow server
 _EVENT: msgspec.msgpack.Decoder[TargetEvent] = msgspec.msgpack.Decoder(TargetEvent)
 
 
@@ -46,8 +48,20 @@ _EVENT: msgspec.msgpack.Decoder[TargetEvent] = msgspec.msgpack.Decoder(TargetEve
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("sessions")
     with start_server(
-        folder, f"storage.sessions_max={SESSIONS_MAX}", "storage.nixl=off"
+        folder,
+        f"storage.sessions_max={SESSIONS_MAX}",
+        "storage.nixl=off",
+        "storage.session_messages_per_s=1000000",
     ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Reads few messages of a session."""
+    folder = tmp_path_factory.mktemp("slow")
+    rate = f"storage.session_messages_per_s={MESSAGES_PER_S}"
+    with start_server(folder, "storage.nixl=off", rate) as running:
         yield running
 
 
@@ -132,13 +146,90 @@ def test_a_message_that_is_none_ends_the_session_with_the_reason(joined: Any) ->
         joined.recv(TIMEOUT_S)
 
 
-@pytest.mark.parametrize("message", ["text", bytes(MESSAGE_BYTES_MAX + 1)])
+@pytest.mark.parametrize(
+    ("message", "code"), [("text", 1000), (bytes(MESSAGE_BYTES_MAX + 1), 1009)]
+)
 def test_text_and_a_message_that_is_too_long_end_the_session(
-    joined: Any, message: str | bytes
+    joined: Any, message: str | bytes, code: int
 ) -> None:
     joined.send(message)
     with pytest.raises(ConnectionClosed):
         joined.recv(TIMEOUT_S)
+    assert joined.close_code == code
+
+
+def test_a_message_of_the_greatest_length_is_read(joined: Any) -> None:
+    def encoded(padding_bytes: int) -> bytes:
+        fields = {"op": "RegisterRemoteTarget", "length_bytes": 4096, "address": 4096}
+        return msgspec.msgpack.encode({**fields, "metadata": bytes(padding_bytes)})
+
+    padding_bytes = MESSAGE_BYTES_MAX - (len(encoded(60_000)) - 60_000)
+    message = encoded(padding_bytes)
+    assert len(message) == MESSAGE_BYTES_MAX
+    for _ in range(2):
+        joined.send(message)
+        error = _EVENT.decode(joined.recv(TIMEOUT_S))
+        assert isinstance(error, WireError)
+        assert "OpenFabric" in error.message
+
+
+def test_a_flood_is_read_at_the_session_s_rate_and_others_are_served_meanwhile(
+    slow_server: RunningServer,
+) -> None:
+    """storage.session_messages_per_s"""
+    started_s = time.monotonic()
+    wire = join(slow_server)
+    connection: Any = wire._connection
+    nonsense = msgspec.msgpack.encode(ReleaseTarget(target_id=b"0123456789abcdef"))
+    burst = 2 * MESSAGES_PER_S
+    for _ in range(burst + 3 * MESSAGES_PER_S):
+        connection.send(nonsense)
+    for answers in range(1, burst + MESSAGES_PER_S + 1):
+        connection.recv(TIMEOUT_S)
+        assert call(slow_server, "GET", "/").status == 200
+        read_max = burst + MESSAGES_PER_S * (time.monotonic() - started_s) + 1
+        assert answers <= read_max
+    wire.close()
+
+
+def test_pings_take_of_the_session_s_rate(slow_server: RunningServer) -> None:
+    started_s = time.monotonic()
+    wire = join(slow_server)
+    connection: Any = wire._connection
+    pongs = [connection.ping() for _ in range(3 * MESSAGES_PER_S)]
+    for number, pong in enumerate(pongs, 1):
+        assert pong.wait(TIMEOUT_S)
+        read_max = 2 * MESSAGES_PER_S + MESSAGES_PER_S * (time.monotonic() - started_s) + 1
+        assert number <= read_max
+    wire.close()
+
+
+def test_no_extension_is_agreed_on(server: RunningServer, joined: Any) -> None:
+    """Not compression either, where a few bytes are many."""
+    sign = signer_of(server).signed_headers(join_session())
+    joined.close()
+    url = f"ws://{server.host}:{server.port}/?{headers.KV_SESSION}"
+    signed = {name: value for name, value in sign.items() if name != "host"}
+    opened: list[Any] = []
+
+    def can_open() -> bool:
+        try:
+            opened.append(
+                connect(
+                    url,
+                    proxy=None,
+                    compression="deflate",
+                    additional_headers=signed,
+                    user_agent_header=None,
+                )
+            )
+        except InvalidStatus:
+            return False  # earlier tests' sessions may be ending still
+        return True
+
+    wait_until(can_open, "a session", TIMEOUT_S)
+    with opened[0] as connection:
+        assert "Sec-WebSocket-Extensions" not in connection.response.headers
 
 
 def test_one_session_more_than_are_served_is_turned_away_until_one_ends(

@@ -281,6 +281,14 @@ def test_chunk_keys_roll_over_whole_chunks_and_depend_on_everything_before() -> 
     assert layout.chunk_keys([]) == []
 
 
+@pytest.mark.parametrize("changes", [{"delivery": "x" * 900_000}, {"y" * 900_000: 1}])
+def test_a_refusal_repeats_little_of_what_it_refuses(changes: dict[str, Any]) -> None:
+    data = msgspec.msgpack.encode(fields(**changes))
+    with pytest.raises(InvalidRequest) as caught:
+        Descriptor.from_bytes(data, LIMITS)
+    assert len(caught.value.message) < 400
+
+
 def test_chunk_keys_are_the_documented_hash() -> None:
     import hashlib
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from objectcache_schemas.errors import (
 )
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.settings import StorageSettings
-from objectcache_storage_server.fabrics import Fabrics
+from objectcache_storage_server.fabrics import Fabrics, check_nixl_devices, check_transport
 
 
 @pytest.mark.parametrize(
@@ -45,12 +47,72 @@ def test_settings_that_nixl_refuses_are_an_error_of_ours_that_others_do_not_suff
     pytest.importorskip("nixl_cu12")
     refused = Fabrics(StorageSettings(**settings))
     for _ in range(2):
-        with pytest.raises(Unavailable, match="NIXL cannot be started"):
+        with pytest.raises(
+            Unavailable, match="the storage server: NIXL cannot be started"
+        ) as caught:
             refused.open("nixl", b"", "root")
+        said = f"its storage.nixl_devices is {settings.get('nixl_devices', 'lo')!r}"
+        assert said in caught.value.message
     served = Fabrics(StorageSettings(nixl_devices="", nixl_ucx="TLS=tcp"))
     peer, names = served.open("nixl", b"", "root")
     assert names
     peer.close()
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """A /sys/class with devices lo, eth0 and eth0.100, and the second port of mlx5_0."""
+    for name in ("lo", "eth0", "eth0.100"):
+        (tmp_path / "net" / name).mkdir(parents=True)
+    (tmp_path / "net" / "bonding_masters").touch()
+    (tmp_path / "infiniband" / "mlx5_0" / "ports" / "1").mkdir(parents=True)
+    (tmp_path / "infiniband" / "mlx5_1" / "ports" / "2").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("devices", ["", "lo", "eth0.100", "mlx5_0", "mlx5_0:1", "mlx5_1:2"])
+def test_a_nixl_device_of_this_host_is_taken(system: Path, devices: str) -> None:
+    pytest.importorskip("nixl_cu12")
+    check_nixl_devices(StorageSettings(nixl_devices=devices), system)
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ("mlx5_0:2", "names mlx5_0:2, which this host does not have; it has mlx5_0:1, mlx5_1:2, "),
+        ("mlx5_1", "does not have"),
+        ("eth1", "it has mlx5_0:1, mlx5_1:2, eth0, eth0.100, lo"),
+        ("bonding_masters", "does not have"),
+        ("mlx9_0:1,mlx5", "names several devices"),
+        ("../lo", "must name a device as UCX does"),
+        ("eth0;", "must name a device as UCX does"),
+    ],
+)
+def test_a_nixl_device_that_is_none_of_this_host_is_refused_at_the_start(
+    system: Path, devices: str, said: str
+) -> None:
+    pytest.importorskip("nixl_cu12")
+    with pytest.raises(InvalidRequest, match=re.escape(said)) as caught:
+        check_nixl_devices(StorageSettings(nixl_devices=devices), system)
+    assert caught.value.message.startswith("storage.nixl_devices ")
+
+
+def test_nixl_devices_are_not_looked_for_where_nixl_is_off_or_none_are_listed(
+    system: Path, tmp_path: Path
+) -> None:
+    check_nixl_devices(StorageSettings(nixl="off", nixl_devices="a,b"), system)
+    check_nixl_devices(StorageSettings(nixl_devices="eth1"), tmp_path / "none")
+
+
+def test_a_refusal_repeats_little_of_the_transport_s_name() -> None:
+    fabrics = Fabrics(StorageSettings(nixl="off"))
+    long_name = "x" * 900_000
+    with pytest.raises(Unsupported, match="900000 characters") as caught:
+        check_transport(long_name)
+    assert len(caught.value.message) < 400
+    with pytest.raises(Unsupported, match="900000 characters") as caught:
+        fabrics.open(long_name, b"", "root")
+    assert len(caught.value.message) < 400
 
 
 def test_a_user_is_refused_with_the_remedy_unless_all_are_trusted_and_root_is_not() -> None:

@@ -14,12 +14,13 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from objectcache_schemas.errors import DeliveryFailed, WireError
+from objectcache_schemas.errors import AccessDenied, DeliveryFailed, WireError
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.settings import StorageSettings
 from objectcache_schemas.target_messages import (
     DeliveryFailure,
+    FabricOpened,
     JoinSession,
     LayersConsumed,
     LayersReady,
@@ -39,7 +40,9 @@ from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.fabrics import Fabrics
 from objectcache_storage_server.targets import Target, TargetOwner, TargetRegistry
 from objectcache_storage_server.tickets import TicketBook
+from objectcache_storage_server.transports.fabric import FabricPeer
 from tests.storage_client import sealed_memory_file
+from tests.unit.held_peer import HeldPeer
 
 DEADLINE_S = 20.0
 LENGTH_BYTES = 1 << 16
@@ -71,8 +74,8 @@ class Joined:
         self.client, near = socket.socketpair()
         self.client.settimeout(DEADLINE_S)
         self.stream = StreamSocket(near)
-        fabrics = Fabrics(settings or StorageSettings())
-        server = SessionServer(self.registry, fabrics, tickets, sessions_max=1)
+        storage = settings or StorageSettings(sessions_max=1)
+        server = SessionServer(self.registry, Fabrics(storage), tickets, storage)
         self.serving = asyncio.create_task(server.serve(self.stream))
         ticket = tickets.issue("alice", time.monotonic())
         self.client.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=ticket)))
@@ -142,7 +145,10 @@ async def test_a_tenant_has_half_of_storage_sessions_max_and_root_and_others_the
     """storage.sessions_max"""
     tickets = TicketBook()
     server = SessionServer(
-        TargetRegistry(1 << 20), Fabrics(StorageSettings()), tickets, sessions_max=6
+        TargetRegistry(1 << 20),
+        Fabrics(StorageSettings()),
+        tickets,
+        StorageSettings(sessions_max=6),
     )
     ends: list[tuple[socket.socket, StreamSocket, asyncio.Task[None]]] = []
 
@@ -203,6 +209,59 @@ async def test_a_fabric_that_is_not_served_leaves_the_session_as_it_is() -> None
             assert isinstance(refusal, WireError)
             assert "storage.nixl is off" in refusal.message
         assert not client.serving.done()
+
+
+class OpenedFabrics(Fabrics):
+    """Every fabric opens, without a library."""
+
+    def open(self, transport: str, endpoint: bytes, identity: str) -> tuple[FabricPeer, bytes]:
+        if endpoint == b"refused":
+            raise AccessDenied("not to this one")
+        return HeldPeer(LENGTH_BYTES), b""
+
+
+@pytest.mark.asyncio
+async def test_sessions_over_nixl_are_bounded_and_a_tenant_leaves_half_to_others() -> None:
+    """storage.nixl_sessions_max; other fabrics do not count, nor does what was not opened."""
+    storage = StorageSettings(nixl_sessions_max=4)
+    tickets = TicketBook()
+    server = SessionServer(TargetRegistry(1 << 20), OpenedFabrics(storage), tickets, storage)
+    ends: list[tuple[socket.socket, StreamSocket, asyncio.Task[None]]] = []
+
+    async def answer(identity: str, transport: str = "nixl", endpoint: bytes = b"") -> TargetEvent:
+        client, near = socket.socketpair()
+        client.settimeout(DEADLINE_S)
+        stream = StreamSocket(near)
+        ends.append((client, stream, asyncio.create_task(server.serve(stream))))
+        ticket = tickets.issue(identity, time.monotonic())
+        client.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=ticket)))
+        await asyncio.to_thread(client.recv, 1 << 16)
+        client.sendall(encode_frame(OpenFabric(transport=transport, endpoint=endpoint)))
+        frame = await asyncio.to_thread(client.recv, 1 << 16)
+        return _EVENT.decode(frame[LENGTH.size :])
+
+    try:
+        for _ in range(2):
+            assert isinstance(await answer("alice"), FabricOpened)
+        refused = await answer("alice")
+        assert isinstance(refused, WireError)
+        assert refused.code == "SlowDown"
+        assert "half of storage.nixl_sessions_max, 4" in refused.message
+        assert isinstance(await answer("alice", "verbs"), FabricOpened)
+        for _ in range(3):
+            assert isinstance(await answer("bob", endpoint=b"refused"), WireError)
+        for _ in range(2):
+            assert isinstance(await answer("root"), FabricOpened)
+        assert "4 sessions over NIXL are open" in str(await answer("root"))
+        ends[0][0].close()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait([ends[0][2]])
+        assert isinstance(await answer("bob"), FabricOpened)
+    finally:
+        for client, stream, serving in ends:
+            client.close()
+            await asyncio.gather(serving, return_exceptions=True)
+            stream.close()
 
 
 def events(count: int) -> list[LayersReady]:

@@ -1,6 +1,8 @@
 """Sessions of clients anywhere: a WebSocket here, a connection to the storage server behind it.
 
-The gateway authenticates who asks, and then passes messages on without looking into them. Its pings
+The gateway authenticates who asks, and then passes messages on without looking into them, one a
+turn of the loop and storage.session_messages_per_s at most: what a client sends faster is not read.
+Its pings
 find out that a client is gone, or stands still, and as often it looks whether the access key is
 still in force; the session's targets end with it otherwise.
 """
@@ -12,14 +14,18 @@ from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from objectcache_gateway.client_socket import cut, give_up_after, read_little
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.storage_connection import StorageConnection
 from objectcache_schemas import headers
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, ObjectCacheError
+from objectcache_schemas.message_pace import MessagePace
 from objectcache_schemas.messages import JoinForClient
 from objectcache_schemas.target_messages import SessionJoined
 
 MESSAGE_BYTES_MAX = 64 << 10  # of a client; what registers memory is the longest
+# What is read in one turn is parsed in one turn, and a frame may have as few as 6 bytes.
+RECEIVE_BUFFER_BYTES = 32 << 10
 
 
 async def join_session(exchange: Exchange) -> web.StreamResponse:
@@ -37,7 +43,9 @@ async def join_session(exchange: Exchange) -> web.StreamResponse:
     joined = web.WebSocketResponse(
         protocols=(headers.SESSION_PROTOCOL,),
         heartbeat=exchange.settings.gateway.session_heartbeat_s,
-        max_msg_size=MESSAGE_BYTES_MAX,
+        autoping=False,  # pings count as messages
+        compress=False,
+        max_msg_size=MESSAGE_BYTES_MAX + 1,  # the library refuses what has as many
     )
     if not joined.can_prepare(exchange.request).ok:
         raise InvalidRequest(
@@ -50,6 +58,9 @@ async def join_session(exchange: Exchange) -> web.StreamResponse:
         joined.headers.update(exchange.base_headers)
         exchange.leave_flight()
         await exchange.start(joined)
+        if exchange.request.transport is not None:
+            read_little(exchange.request.transport, RECEIVE_BUFFER_BYTES)
+            give_up_after(exchange.request.transport, exchange.settings.gateway.session_heartbeat_s)
         await _relay(exchange, joined, connection)
     finally:
         connection.close()
@@ -59,11 +70,17 @@ async def join_session(exchange: Exchange) -> web.StreamResponse:
 async def _relay(
     exchange: Exchange, client: web.WebSocketResponse, storage: StorageConnection
 ) -> None:
-    """Pass messages both ways until one side has ended, or the session may not go on."""
+    """Pass messages both ways until one side has ended, or the session may not go on, or the client
+    has taken nothing of what it was sent for gateway.session_heartbeat_s.
+    """
+    stall_timeout_s = exchange.settings.gateway.session_heartbeat_s
     watched = asyncio.ensure_future(_until_revoked(exchange))
+    pace = MessagePace(
+        exchange.settings.storage.session_messages_per_s, asyncio.get_running_loop().time()
+    )
     tasks: list[asyncio.Future[Any]] = [
-        asyncio.ensure_future(_to_storage(client, storage)),
-        asyncio.ensure_future(_to_client(client, storage)),
+        asyncio.ensure_future(_to_storage(client, storage, pace, stall_timeout_s)),
+        asyncio.ensure_future(_to_client(client, storage, stall_timeout_s)),
         watched,
     ]
     try:
@@ -76,7 +93,13 @@ async def _relay(
         code, reason = WSCloseCode.OK, ""
         if watched.done() and not watched.cancelled():
             code, reason = WSCloseCode.POLICY_VIOLATION, watched.result()
-        await client.close(code=code, message=reason.encode())
+        transport = exchange.request.transport
+        try:
+            async with asyncio.timeout(stall_timeout_s):
+                await client.close(code=code, message=reason.encode())
+        except TimeoutError:
+            if transport is not None:
+                cut(transport)
 
 
 async def _until_revoked(exchange: Exchange) -> str:
@@ -89,16 +112,34 @@ async def _until_revoked(exchange: Exchange) -> str:
             return error.message
 
 
-async def _to_storage(client: web.WebSocketResponse, storage: StorageConnection) -> None:
+async def _to_storage(
+    client: web.WebSocketResponse,
+    storage: StorageConnection,
+    pace: MessagePace,
+    stall_timeout_s: float,
+) -> None:
+    now_s = asyncio.get_running_loop().time
     async for message in client:
-        if message.type is not WSMsgType.BINARY:
-            return  # nothing of this protocol
-        await storage.send_frame(message.data)
+        match message.type:
+            case WSMsgType.BINARY:
+                await storage.send_frame(message.data)
+            case WSMsgType.PING:
+                async with asyncio.timeout(stall_timeout_s):
+                    await client.pong(message.data)
+            case WSMsgType.PONG:
+                pass
+            case _:
+                return  # nothing of this protocol
+        await asyncio.sleep(pace.count(now_s()))
 
 
-async def _to_client(client: web.WebSocketResponse, storage: StorageConnection) -> None:
+async def _to_client(
+    client: web.WebSocketResponse, storage: StorageConnection, stall_timeout_s: float
+) -> None:
     try:
         while True:
-            await client.send_bytes(await storage.receive_frame())
+            frame = await storage.receive_frame()
+            async with asyncio.timeout(stall_timeout_s):
+                await client.send_bytes(frame)
     except ObjectCacheError:
         return  # the storage server has ended the session, or is gone

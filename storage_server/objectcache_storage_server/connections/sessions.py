@@ -9,15 +9,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import msgspec
 
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unavailable
+from objectcache_schemas.excerpt import excerpt
 from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
+from objectcache_schemas.message_pace import MessagePace
+from objectcache_schemas.settings import StorageSettings
 from objectcache_schemas.target_messages import (
     FabricOpened,
     JoinSession,
@@ -34,7 +37,7 @@ from objectcache_schemas.target_messages import (
 )
 from objectcache_storage_server.connections.fabric_threads import FabricThreads
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
-from objectcache_storage_server.fabrics import Fabrics
+from objectcache_storage_server.fabrics import NIXL, Fabrics
 from objectcache_storage_server.targets import (
     RemoteTargetMemory,
     Target,
@@ -191,13 +194,18 @@ class SessionServer:
     """Serves sessions, from their beginning to their end."""
 
     def __init__(
-        self, registry: TargetRegistry, fabrics: Fabrics, tickets: TicketBook, sessions_max: int
+        self,
+        registry: TargetRegistry,
+        fabrics: Fabrics,
+        tickets: TicketBook,
+        storage: StorageSettings,
     ) -> None:
         self._registry = registry
         self._fabrics = fabrics
         self._tickets = tickets
-        self._sessions_max = sessions_max
+        self._storage = storage
         self._sessions: set[Session] = set()
+        self._nixl_sessions: set[Session] = set()
         self._threads = FabricThreads()
 
     async def serve(self, socket: StreamSocket) -> None:
@@ -226,24 +234,14 @@ class SessionServer:
             self._sessions.discard(session)
             if session.fabric is not None:
                 session.fabric[1].close()  # first: what it writes holds the targets
+            self._nixl_sessions.discard(session)
             for target in list(session.targets.values()):
                 self._registry.release(target, _nothing)
 
     def _check_room(self, identity: str) -> None:
-        """Raises `Busy`. One tenant leaves half of the sessions to others."""
-        if len(self._sessions) >= self._sessions_max:
-            raise Busy(
-                f"{len(self._sessions)} sessions are open, storage.sessions_max is "
-                f"{self._sessions_max}",
-                retry_after_s=1.0,
-            )
-        own = sum(session.identity == identity for session in self._sessions)
-        if identity != ROOT_USER and own >= max(1, self._sessions_max // 2):
-            raise Busy(
-                f"{own} sessions of this user are open, which is half of storage.sessions_max, "
-                f"{self._sessions_max}; close some, or have that raised",
-                retry_after_s=1.0,
-            )
+        """Raises `Busy`."""
+        most = self._storage.sessions_max
+        _check_share(self._sessions, identity, "sessions", "storage.sessions_max", most)
 
     async def _join(self, socket: StreamSocket) -> Session | None:
         try:
@@ -275,6 +273,8 @@ class SessionServer:
                 logger.error("session of %s failed", session.identity, exc_info=result)
 
     async def _serve_requests(self, session: Session, socket: StreamSocket) -> None:
+        """One request a turn of the loop, whatever a client sends: others have theirs between."""
+        pace = MessagePace(self._storage.session_messages_per_s, time.monotonic())
         while not session.broken.is_set():
             try:
                 request = await _receive(socket)
@@ -289,6 +289,7 @@ class SessionServer:
             finally:
                 if descriptor is not None:
                     os.close(descriptor)
+            await asyncio.sleep(pace.count(time.monotonic()))
 
     async def _serve_request(
         self, session: Session, request: TargetRequest, descriptor: int | None
@@ -305,7 +306,6 @@ class SessionServer:
             case ReturnCredits():
                 if session.fabric is not None:
                     session.fabric[1].return_credits(request.count)
-                await asyncio.sleep(0)
             case ReleaseTarget() if request.target_id in session.targets:
                 released = TargetReleased(target_id=request.target_id)
                 target = session.targets[request.target_id]
@@ -314,7 +314,6 @@ class SessionServer:
                 raise InvalidRequest("target_id is not registered in this session")
             case LayersConsumed():
                 session.consumed(request)
-                await asyncio.sleep(0)  # nothing is answered, so a client may send without end
             case RegisterTarget():
                 raise InvalidRequest("RegisterTarget needs a memory file beside it")
             case _:
@@ -323,6 +322,20 @@ class SessionServer:
     async def _open_fabric(self, session: Session, request: OpenFabric) -> FabricOpened:
         if session.fabric is not None:
             raise InvalidRequest("the session has opened a fabric already")
+        if request.transport == NIXL:
+            most = self._storage.nixl_sessions_max
+            sessions = self._nixl_sessions
+            _check_share(
+                sessions, session.identity, "sessions over NIXL", "storage.nixl_sessions_max", most
+            )
+            sessions.add(session)
+        try:
+            return await self._open_peer(session, request)
+        except ObjectCacheError:
+            self._nixl_sessions.discard(session)
+            raise
+
+    async def _open_peer(self, session: Session, request: OpenFabric) -> FabricOpened:
         opening = await self._threads.start(
             session.identity,
             self._fabrics.open,
@@ -392,12 +405,29 @@ def is_plausible(consumed: LayersConsumed) -> bool:
     return consumed.end_layer >= 0 and are_times
 
 
+def _check_share(
+    sessions: Collection[Session], identity: str, what: str, setting: str, most: int
+) -> None:
+    """Raises `Busy` where no more may be open. One tenant leaves half of them to others."""
+    if len(sessions) >= most:
+        raise Busy(f"{len(sessions)} {what} are open, {setting} is {most}", retry_after_s=1.0)
+    own = sum(session.identity == identity for session in sessions)
+    if identity != ROOT_USER and own >= max(1, most // 2):
+        raise Busy(
+            f"{own} {what} of this user are open, which is half of {setting}, {most}; close some, "
+            "or have that raised",
+            retry_after_s=1.0,
+        )
+
+
 async def _receive(socket: StreamSocket) -> TargetRequest:
     """The next request; raises `InvalidRequest` for a frame that holds none."""
     try:
         return await socket.receive_frame(_DECODER, REQUEST_BYTES_MAX)
     except FrameError as error:
-        raise InvalidRequest(f"not a message of the target socket: {error}") from error
+        raise InvalidRequest(
+            f"not a message of the target socket: {excerpt(str(error))}"
+        ) from error
 
 
 def _close_peer(opening: asyncio.Future[tuple[FabricPeer, bytes]]) -> None:
