@@ -76,7 +76,7 @@ class Client:
             connections_max,
             target_bytes_max,
             learn_windows,
-            fabric or FabricSettings(),
+            FabricSettings() if fabric is None else fabric,
         )
         self._core = ClientCore(Endpoint.parse(endpoint), lambda: key, settings, tls)
 
@@ -151,7 +151,8 @@ class Client:
     def shared_memory_target(self, length_bytes: int) -> SharedMemoryTarget:
         """Shared memory to fetch into, and to put from without a copy, again and again.
 
-        Raises `Unavailable` with the reason where the server cannot reach this host's memory.
+        Raises `Unavailable` with the reason where the server cannot reach this host's memory,
+        `AccessDenied` where it refuses this identity.
         """
         return shared_memory_target(self._core, length_bytes)
 
@@ -163,8 +164,9 @@ class Client:
         `transport` is nixl or verbs; without it the client's own, or else nixl. Either as many
         bytes of our own, or `buffer`, which is registered as it is: a writable C-contiguous buffer,
         or an array or tensor of a GPU (with `__cuda_array_interface__`), whose
-        bytes `array` does not show. Raises `InvalidRequest` for another object, `Unavailable` with
-        the reason where the server cannot reach it.
+        bytes `array` does not show. Raises `InvalidRequest` for another object, `AccessDenied`
+        where the server refuses this identity, or NIXL to it, and `Unavailable` with the reason
+        where it cannot reach the memory.
         """
         return fabric_target(self._core, transport, length_bytes, buffer)
 

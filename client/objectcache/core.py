@@ -17,7 +17,7 @@ from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.http_channel import HttpChannel
 from objectcache.channel.responses import SessionReply, parse_reply
 from objectcache.deliveries.learned_windows import LearnedWindows
-from objectcache.memory.fabric_joining import FabricKeeper, FabricSettings, join_fabric
+from objectcache.memory.fabric_joining import FabricSettings, join_fabric
 from objectcache.memory.fabric_session import FabricRegion
 from objectcache.memory.held_targets import HeldTargets
 from objectcache.memory.session_keeper import SessionKeeper
@@ -71,6 +71,9 @@ class CoreSettings:
         checked_count("connections_max", self.connections_max)
         checked_count("target_bytes_max", self.target_bytes_max)
         checked_switch("learn_windows", self.learn_windows)
+        if not isinstance(self.fabric, FabricSettings):  # pyright: ignore[reportUnnecessaryIsInstance]
+            kind = type(self.fabric).__name__
+            raise InvalidRequest(f"fabric must be a FabricSettings, got {kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,10 @@ class ClientCore:
         self.channel = channel
         self.shared = RegisteredMemory(
             TransportChoice.SHARED_MEMORY.value,
-            SessionKeeper(lambda: _invite(channel), settings.timeout_s),
+            SessionKeeper(
+                lambda: TargetSession.join(_invite(channel), settings.timeout_s),
+                "no shared memory",
+            ),
             TargetPool(settings.target_bytes_max),
             HeldTargets(),
         )
@@ -141,7 +147,7 @@ class ClientCore:
 
         return RegisteredMemory(
             choice.value,
-            FabricKeeper(join),
+            SessionKeeper(join, "no session"),
             TargetPool(self.settings.target_bytes_max, FabricRegion),
             HeldTargets(),
         )

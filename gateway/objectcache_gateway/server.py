@@ -453,7 +453,10 @@ class Gateway:
         with watch:
             if exchange.response is None:
                 await exchange.start(response)
-            await response.write_eof(exchange.last_bytes)
+            if exchange.last_bytes:
+                await response.write_eof(exchange.last_bytes)
+            else:  # a session's takes none
+                await response.write_eof()
 
     def levels(self) -> GatewayLevels:
         """How much of everything there is right now."""

@@ -110,6 +110,21 @@ def test_an_unsigned_request_is_denied(server: RunningServer) -> None:
         pass
 
 
+def test_a_session_that_its_client_closed_is_logged_as_one_that_went_well(
+    server: RunningServer, joined: Any
+) -> None:
+    log = server.data_dir / "gateway.log"
+
+    def logged(status: str) -> int:
+        lines = log.read_text().splitlines()
+        return sum('"operation":"JoinKvSession"' in line and status in line for line in lines)
+
+    closed, aborted = logged('"status":101'), logged('"status":"aborted"')
+    joined.close()
+    wait_until(lambda: logged('"status":101') == closed + 1, "a line", TIMEOUT_S)
+    assert logged('"status":"aborted"') == aborted
+
+
 def test_a_plain_request_is_told_to_upgrade(server: RunningServer) -> None:
     response = call(server, "GET", f"/?{join_session().query}")
     assert response.status == 400

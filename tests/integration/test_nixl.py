@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from objectcache import (
+    AccessDenied,
     AsyncClient,
     Client,
     DeliveryFailed,
@@ -28,11 +29,12 @@ from objectcache import (
     PlainTarget,
     Unavailable,
 )
+from objectcache.memory import session_keeper
 from objectcache_schemas.messages import GetMetrics, Metrics
 from tests.integration.nixl_reader import BUCKET, CHUNKS, CHUNKS_OF_ALL, LAYOUT, TOKENS
 from tests.integration.served import wait_until
 from tests.integration.tenants import new_tenant
-from tests.servers import RunningServer, start_server
+from tests.servers import Credentials, RunningServer, start_server
 from tests.storage_client import StorageClient
 
 pytest.importorskip("nixl_cu12", reason="nixl-cu12 is not installed")
@@ -91,8 +93,8 @@ def client(host: RunningServer) -> Iterator[Client]:
         yield client
 
 
-def client_of(server: RunningServer) -> Client:
-    pair = server.credentials
+def client_of(server: RunningServer, credentials: Credentials | None = None) -> Client:
+    pair = credentials or server.credentials
     return Client(
         server.endpoint, access_key=pair.access_key, secret_key=pair.secret_key, transport="nixl"
     )
@@ -249,6 +251,34 @@ def test_a_server_without_nixl_says_so_and_auto_does_without(tmp_path: Path) -> 
         with bucket.fetch(keys, delivery="layerwise", transport="auto") as delivery:
             assert np.array_equal(delivery.wait(), IN_ORDER)
             assert delivery.transport == "shared_memory"
+
+
+def test_who_may_not_use_nixl_is_denied_with_the_code(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data") as server:
+        pair = server.credentials
+        wrong = Credentials(pair.access_key, "not-the-secret")
+        for credentials, code, said in (
+            (wrong, "SignatureDoesNotMatch", None),
+            (new_tenant(server).credentials, "AccessDenied", "NIXL is served to the root user"),
+        ):
+            with client_of(server, credentials) as client:
+                bucket = KvBucket(client._core, BUCKET, LAYOUT)
+                with pytest.raises(AccessDenied, match=said) as caught:
+                    client.fabric_target(PAYLOAD_BYTES)
+                assert caught.value.code == code
+                with pytest.raises(AccessDenied, match=said) as caught:
+                    bucket.fetch(bucket.chunk_keys(TOKENS))
+                assert caught.value.code == code
+
+
+def test_a_key_that_is_enabled_again_has_targets_at_once(host: RunningServer) -> None:
+    tenant = new_tenant(host, "tenant")
+    tenant.change_key(enabled=False)
+    with client_of(host, tenant.credentials) as client:
+        with pytest.raises(AccessDenied):
+            client.fabric_target(4096)
+        tenant.change_key(enabled=True)
+        client.fabric_target(4096).close()
 
 
 def test_another_tenants_target_cannot_be_named(host: RunningServer) -> None:
@@ -433,3 +463,24 @@ def test_a_server_that_is_killed_fails_the_delivery_and_is_joined_again(
             server.restart_gateway()
         with bucket.fetch(keys, delivery="layerwise") as delivery:
             assert np.array_equal(delivery.wait(), IN_ORDER)
+
+
+def test_a_try_while_the_storage_server_restarts_says_nothing_about_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_keeper, "RETRY_AFTER_S", 10 * BOUND_S)
+    with filled(tmp_path / "data", "") as server, client_of(server) as client:
+        server.kill_storage()
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                client.fabric_target(4096)
+        server.restart_storage()
+
+        def has_target() -> bool:
+            try:
+                client.fabric_target(4096).close()
+            except Unavailable:
+                return False
+            return True
+
+        wait_until(has_target, "a target", BOUND_S)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ssl
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from objectcache.channel.endpoint import Endpoint
 from objectcache.memory.fabric_session import FabricEndpoint, FabricSession
 from objectcache.memory.nixl_endpoint import NixlEndpoint
-from objectcache.memory.session_keeper import RETRY_AFTER_S, SessionKeeper
-from objectcache.memory.target_session import TargetSession
 from objectcache.memory.web_wire import WebWire
-from objectcache_schemas.errors import Busy, ObjectCacheError, Unavailable
+from objectcache_schemas.errors import InvalidRequest, Unavailable, Unsupported
+from objectcache_schemas.fabric import nixl_agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +27,12 @@ class FabricSettings:
     nixl_ucx: str = ""
     verbs_device: str = ""
 
-
-class FabricKeeper(SessionKeeper):
-    """Holds a fabric's session; see `SessionKeeper`."""
-
-    def __init__(self, join: Callable[[], TargetSession]) -> None:
-        super().__init__(_no_invitation, 0.0)
-        self._join_fabric = join
-
-    def _join(self) -> TargetSession:
-        try:
-            return self._join_fabric()
-        except Busy as error:  # says nothing about the fabric
-            raise Unavailable(f"no session: {error.message}") from error
-        except ObjectCacheError as error:
-            self._refused = Unavailable(f"no session: {error.message}")
-            self._refused_until_s = time.monotonic() + RETRY_AFTER_S
-            raise self._refused from error
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, str):
+                kind = type(value).__name__
+                raise InvalidRequest(f"fabric: {field.name} must be a string, got {kind}")
 
 
 def join_fabric(
@@ -56,7 +43,10 @@ def join_fabric(
     timeout_s: float,
     settings: FabricSettings,
 ) -> FabricSession:
-    """Join a session through the gateway and open the fabric. Raises what is in the way."""
+    """Join a session through the gateway and open the fabric.
+
+    Raises what is in the way: `Unsupported` where this process has no such fabric.
+    """
     side = _endpoint(transport, settings)
     try:
         return FabricSession(WebWire.join(endpoint, sign, tls, timeout_s), side, timeout_s)
@@ -66,12 +56,12 @@ def join_fabric(
 
 
 def _endpoint(transport: str, settings: FabricSettings) -> FabricEndpoint:
-    if transport == NixlEndpoint.name:
-        return NixlEndpoint(settings.nixl_devices, settings.nixl_ucx)
-    from objectcache.memory.verbs.endpoint import VerbsEndpoint
+    try:
+        if transport == NixlEndpoint.name:
+            nixl_agent.library()
+            return NixlEndpoint(settings.nixl_devices, settings.nixl_ucx)
+        from objectcache.memory.verbs.endpoint import VerbsEndpoint
 
-    return VerbsEndpoint(settings.verbs_device)
-
-
-def _no_invitation() -> Any:
-    raise AssertionError("a fabric's session needs none")
+        return VerbsEndpoint(settings.verbs_device)
+    except Unavailable as error:
+        raise Unsupported(error.message) from error

@@ -21,7 +21,6 @@ from objectcache.memory.landing import Region
 from objectcache.memory.session_wire import SessionWire
 from objectcache.memory.target_session import LayerSink, TargetSession
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.limits import MIB
 from objectcache_schemas.message import Message
 from objectcache_schemas.target_messages import (
     FabricOpened,
@@ -57,7 +56,7 @@ class FabricEndpoint(ABC):
     ) -> None:
         """Take the `endpoint` of `FabricOpened`. From now on `heard` is called, on a thread of the
         endpoint's own, for whatever the server announces; `tell` sends what is not answered.
-        Raises `Unavailable`.
+        Raises `Unavailable`, and `Unsupported` where this process has no such fabric.
         """
 
     @abstractmethod
@@ -106,7 +105,7 @@ class FabricSession(TargetSession):
     """A joined session with its endpoint."""
 
     def __init__(self, wire: SessionWire, endpoint: FabricEndpoint, timeout_s: float) -> None:
-        """Open the fabric. Raises `Unavailable`, and the server's refusal."""
+        """Open the fabric. Raises what `FabricEndpoint.connect` does, and the server's refusal."""
         self._endpoint = endpoint
         self._listening = 0
         self._ends_because = ""
@@ -172,6 +171,8 @@ class FabricSession(TargetSession):
             self._endpoint.listen(self._listening)
 
     def _endpoint_ended(self) -> None:
+        if self._ends_because:  # and with the session the endpoint
+            return
         self._end("the fabric's endpoint has ended")
         self._wire.shut_down()
 
@@ -191,7 +192,7 @@ class FabricRegion(Region):
         try:
             self._memory = _populated(length_bytes)
         except (OSError, OverflowError, ValueError) as error:
-            raise Unavailable(f"no {length_bytes / MIB:g} MiB of memory: {error}") from error
+            raise Unavailable(f"no {length_bytes} bytes of memory: {error}") from error
         self._fabric: Any = None
 
     def array(self) -> Bytes:

@@ -19,12 +19,16 @@ from typing import Any
 import msgspec
 
 from objectcache.memory.fabric_session import DeviceMemory, FabricEndpoint
-from objectcache_schemas.errors import ObjectCacheError, Unavailable
+from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported
 from objectcache_schemas.fabric.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.message import Message
 from objectcache_schemas.target_messages import LayersReady, NixlNames, RegisterRemoteTarget
 
-LOOK_PAUSE_S = 50e-6  # what a layer may be late for it; a look takes a few microseconds
+# Between looks: what a layer may be late for it. A look takes tens of microseconds of the
+# processor's time with the sleep before it, so it is longer where layers come slower.
+LOOK_PAUSE_S = 50e-6
+LOOK_PAUSE_MAX_S = 200e-6  # writes over TCP need the looks to get on
+LOOK_PAUSE_SHARE = 1 / 16  # of the time between the last two
 TIMEOUT_S = 30.0  # for the thread to answer; it never waits for a peer
 
 logger = logging.getLogger("objectcache.memory.nixl")
@@ -43,6 +47,8 @@ class NixlEndpoint(FabricEndpoint):
         self._condition = threading.Condition()
         self._asked: deque[Callable[[NixlAgent], None]] = deque()
         self._listening = 0
+        self._pause_s = LOOK_PAUSE_S
+        self._heard_s = 0.0
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -64,7 +70,7 @@ class NixlEndpoint(FabricEndpoint):
             target=self._run, args=(names, heard, started), name="objectcache-nixl", daemon=True
         )
         self._thread.start()
-        started.result(TIMEOUT_S)
+        _answer(started)
 
     def register(self, memory: DeviceMemory) -> tuple[RegisterRemoteTarget, Any]:
         piece = MemoryPiece(memory.address, memory.length_bytes, memory.device_id, memory.memory)
@@ -90,6 +96,8 @@ class NixlEndpoint(FabricEndpoint):
     def listen(self, deliveries: int) -> None:
         with self._condition:
             self._listening = deliveries
+            self._pause_s = LOOK_PAUSE_S  # a first layer is seen at once
+            self._heard_s = 0.0
             self._condition.notify()
 
     def close(self) -> None:
@@ -115,10 +123,7 @@ class NixlEndpoint(FabricEndpoint):
                 raise Unavailable("the session has ended")
             self._asked.append(run)
             self._condition.notify()
-        try:
-            return future.result(TIMEOUT_S)
-        except TimeoutError as error:
-            raise Unavailable(f"NIXL has not answered for {TIMEOUT_S:g} s") from error
+        return _answer(future)
 
     # --- the thread ---
 
@@ -127,6 +132,9 @@ class NixlEndpoint(FabricEndpoint):
     ) -> None:
         try:
             agent = NixlAgent(names.client, self._devices, self._ucx_settings)
+        except Unavailable as error:
+            started.set_exception(Unsupported(error.message))
+            return
         except BaseException as error:
             started.set_exception(error)
             return
@@ -161,11 +169,17 @@ class NixlEndpoint(FabricEndpoint):
                 return False
             if self._asked:
                 return True
-        time.sleep(LOOK_PAUSE_S)
+        time.sleep(self._pause_s)
         return True
 
     def _hear(self, agent: NixlAgent, server: str, heard: Callable[[LayersReady], None]) -> None:
-        for message in agent.notifications().get(server, ()):
+        messages = agent.notifications().get(server)
+        if not messages:
+            return
+        now_s, before_s = time.monotonic(), self._heard_s
+        self._heard_s = now_s
+        self._pause_s = look_pause_s(now_s - before_s) if before_s else LOOK_PAUSE_S
+        for message in messages:
             try:
                 heard(_READY.decode(message))
             except msgspec.MsgspecError:
@@ -173,3 +187,16 @@ class NixlEndpoint(FabricEndpoint):
 
     def __repr__(self) -> str:
         return f"<NixlEndpoint {self._listening} deliveries>"
+
+
+def _answer(future: Future[Any]) -> Any:
+    """What the thread has done. Raises what it raised, and `Unavailable` where it does nothing."""
+    try:
+        return future.result(TIMEOUT_S)
+    except TimeoutError as error:
+        raise Unavailable(f"NIXL has not answered for {TIMEOUT_S:g} s") from error
+
+
+def look_pause_s(between_s: float) -> float:
+    """How long to wait before the next look, when so long was between the last two layers."""
+    return min(max(LOOK_PAUSE_S, LOOK_PAUSE_SHARE * between_s), LOOK_PAUSE_MAX_S)

@@ -1,4 +1,4 @@
-"""Whether shared memory can be had, decided once and remembered."""
+"""The session of a client and one transport: joined when it is needed, and again after it ended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from objectcache.channel.responses import SessionReply
 from objectcache.memory.target_session import TargetSession
-from objectcache_schemas.errors import Busy, ObjectCacheError, Unavailable
+from objectcache_schemas.errors import AccessDenied, Busy, ObjectCacheError, Retry, Unavailable
 
-RETRY_AFTER_S = 30.0  # a server may come to this host's reach, but asking costs two round trips
+RETRY_AFTER_S = 30.0  # somebody may change what does not change by itself
+PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 2.0  # after what passes by itself: a server that is starting, say
 
 
 class SessionKeeper:
@@ -19,44 +19,42 @@ class SessionKeeper:
     A failed try is remembered for a while, so that each fetch does not pay for it. Thread-safe.
     """
 
-    def __init__(self, invite: Callable[[], SessionReply], timeout_s: float) -> None:
-        self._invite = invite
-        self._timeout_s = timeout_s
+    def __init__(self, join: Callable[[], TargetSession], without: str) -> None:
+        """`without` begins the messages that say why there is none."""
+        self._join = join
+        self._without = without
         self._lock = threading.Lock()
         self._session: TargetSession | None = None
-        self._refused: Unavailable | None = None
+        self._refused = ""
         self._refused_until_s = 0.0
+        self._pause_s = 0.0
         self._closed = False
 
     def session(self) -> TargetSession:
-        """The session. Raises `Unavailable` with the reason why there is none."""
+        """The session. Raises `AccessDenied` where this identity may have none, and `Unavailable`
+        with the reason of any other failure.
+        """
         with self._lock:
             if self._closed:
                 raise Unavailable("the client is closed")
             if self._session is not None and not self._session.ended:
                 return self._session
-            if self._refused is not None and time.monotonic() < self._refused_until_s:
-                raise Unavailable(self._refused.message)
-            self._session = self._join()
-            self._refused = None
+            if time.monotonic() < self._refused_until_s:
+                raise Unavailable(self._refused)
+            try:
+                self._session = self._join()
+            except AccessDenied:  # an operator may grant it at any time, and a key be enabled again
+                raise
+            except ObjectCacheError as error:
+                self._remember(error)
+                raise Unavailable(self._refused) from error
+            self._refused, self._pause_s = "", 0.0
             return self._session
 
-    def _join(self) -> TargetSession:
-        try:
-            invitation = self._invite()
-        except (Busy, Unavailable) as error:  # says nothing about shared memory
-            raise Unavailable(_no_shared_memory(error)) from error
-        except ObjectCacheError as error:
-            raise self._refuse(error) from error
-        try:
-            return TargetSession.join(invitation, self._timeout_s)
-        except Unavailable as error:
-            raise self._refuse(error) from error
-
-    def _refuse(self, error: ObjectCacheError) -> Unavailable:
-        self._refused = Unavailable(_no_shared_memory(error))
-        self._refused_until_s = time.monotonic() + RETRY_AFTER_S
-        return self._refused
+    def _remember(self, error: ObjectCacheError) -> None:
+        self._refused = f"{self._without}: {error.message}"
+        self._pause_s = pause_s(error, self._pause_s)
+        self._refused_until_s = time.monotonic() + self._pause_s
 
     def close(self) -> None:
         """End the session, if there is one."""
@@ -67,9 +65,13 @@ class SessionKeeper:
             session.close()
 
     def __repr__(self) -> str:
-        state = self._refused.message if self._refused else (self._session or "not asked yet")
-        return f"<SessionKeeper {state}>"
+        return f"<SessionKeeper {self._refused or self._session or 'not asked yet'}>"
 
 
-def _no_shared_memory(error: ObjectCacheError) -> str:
-    return f"no shared memory: {error.message}"
+def pause_s(error: ObjectCacheError, last_s: float) -> float:
+    """How long to join no session after this failure; `last_s` is the pause before it, or 0."""
+    if isinstance(error, Busy):
+        return 0.0
+    if error.row.retry is Retry.NEVER:
+        return RETRY_AFTER_S
+    return min(max(PAUSE_MIN_S, 2 * last_s), PAUSE_MAX_S)

@@ -36,6 +36,11 @@ class SessionWire(ABC):
     def receive(self) -> Iterator[bytes]:
         """Messages as they come, until the peer ends. Raises `FrameError` for what is none."""
 
+    def leave(self) -> None:  # noqa: B027 - not all have a word for it
+        """Tell the peer that the session ends as it should, and wait shortly for it to have heard.
+        From any thread; `shut_down` follows.
+        """
+
     @abstractmethod
     def shut_down(self) -> None:
         """Have whoever receives or sends see the end; from any thread, more than once."""

@@ -18,7 +18,7 @@ import msgspec
 from objectcache.channel.responses import SessionReply
 from objectcache.memory.session_wire import SessionWire, SocketWire
 from objectcache.memory.tags import Tags
-from objectcache_schemas.errors import ObjectCacheError, Unavailable, WireError
+from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported, WireError
 from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION, Message
 from objectcache_schemas.target_messages import (
@@ -89,11 +89,11 @@ class TargetSession:
 
     @classmethod
     def join(cls, invitation: SessionReply, timeout_s: float) -> TargetSession:
-        """Present a ticket. Raises `Unavailable` where this host cannot: the server runs on another
-        one, or its socket is out of reach.
+        """Present a ticket. Raises `Unsupported` where the server runs on another host, and
+        `Unavailable` where its socket is out of reach or refuses.
         """
         if invitation.host_id != own_host_id():
-            raise Unavailable("the storage server is on another host")
+            raise Unsupported("the storage server is on another host")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout_s)
@@ -186,6 +186,7 @@ class TargetSession:
     def close(self) -> None:
         """End the session. Repeating has no effect."""
         self._end("the session was closed")
+        self._wire.leave()
         self._wire.shut_down()
         if threading.current_thread() is not self._thread:
             self._thread.join(self._timeout_s)
@@ -203,6 +204,7 @@ class TargetSession:
             with self._lock, suppress(ValueError):  # the session ended meanwhile, and with it this
                 self._pending.remove(pending)
             self._end(reason)
+            self._wire.shut_down()
             raise Unavailable(reason) from error
         self._send_told()
 

@@ -4,6 +4,7 @@ near.
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 from collections import deque
@@ -23,11 +24,15 @@ from objectcache_schemas.frames import FrameError
 from objectcache_schemas.message import Message
 
 PING_INTERVAL_S = 10.0  # a gateway that answers none for as long again is gone
+LEAVE_TIMEOUT_S = 1.0  # for the gateway to answer a Close; it is told, whether it does or not
 LATER_MAX = 64  # small messages that wait to be sent; a later one says more than an earlier
 
 
 class WebWire(SessionWire):
-    """A joined WebSocket. The library's thread answers the gateway's pings."""
+    """A joined WebSocket. The library's thread answers the gateway's pings.
+
+    What must not wait for the connection is done by a thread of the wire's own.
+    """
 
     name = "the session"
 
@@ -35,8 +40,12 @@ class WebWire(SessionWire):
         self._connection = connection
         self._later: deque[bytes] = deque(maxlen=LATER_MAX)
         self._condition = threading.Condition()
+        self._leaving = False
         self._ended = False
-        threading.Thread(target=self._send_later, name="objectcache-session", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._send_later, name="objectcache-session", daemon=True
+        )
+        self._thread.start()
 
     @classmethod
     def join(
@@ -69,6 +78,7 @@ class WebWire(SessionWire):
                 open_timeout=timeout_s,
                 ping_interval=PING_INTERVAL_S,
                 ping_timeout=PING_INTERVAL_S,
+                close_timeout=LEAVE_TIMEOUT_S,
                 max_size=EVENT_BYTES_MAX,
                 compression=None,
                 proxy=None,
@@ -98,12 +108,15 @@ class WebWire(SessionWire):
     def _send_later(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._later or self._ended)
-                if self._ended:
-                    return
+                self._condition.wait_for(lambda: self._later or self._leaving or self._ended)
+                if self._leaving or self._ended:
+                    break
                 data = self._later.popleft()
             with suppress(OSError), _os_errors():
                 self._connection.send(data)
+        if not self._ended:
+            with suppress(OSError):
+                self._connection.close()
 
     def receive(self) -> Iterator[bytes]:
         from websockets.exceptions import ConnectionClosedOK
@@ -118,10 +131,19 @@ class WebWire(SessionWire):
                     raise FrameError("a text message")
                 yield data
 
+    def leave(self) -> None:
+        with self._condition:
+            self._leaving = True
+            self._condition.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(LEAVE_TIMEOUT_S)
+
     def shut_down(self) -> None:
         with self._condition:
             self._ended = True
             self._condition.notify()
+        with suppress(OSError):  # whoever is in the middle of sending holds up the rest
+            socket.socket.shutdown(self._connection.socket, socket.SHUT_RDWR)
         with suppress(OSError), _os_errors():
             self._connection.close_socket()
 

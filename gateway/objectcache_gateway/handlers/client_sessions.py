@@ -44,6 +44,7 @@ async def join_session(exchange: Exchange) -> web.StreamResponse:
         protocols=(headers.SESSION_PROTOCOL,),
         heartbeat=exchange.settings.gateway.session_heartbeat_s,
         autoping=False,  # pings count as messages
+        autoclose=False,  # by `_relay`: the library would end this handler with the connection
         compress=False,
         max_msg_size=MESSAGE_BYTES_MAX + 1,  # the library refuses what has as many
     )
