@@ -32,7 +32,6 @@ class Dispatcher:
         self._condition = threading.Condition()
         self._scheduler = scheduler
         self._closing = False
-        self._left: set[Delivery] = set()  # woken, with no reader roused for it
         self._fault_count = 0
         self._fault_logged_s = -math.inf
         self._threads = [
@@ -57,22 +56,16 @@ class Dispatcher:
             )
             self._condition.notify_all()
 
-    def wake(self, delivery: Delivery, *, rouse: bool = True) -> None:
-        """The delivery has room again. With `rouse` an idle reader begins at once; without it the
-        reader that the delivery has goes on with it, or rouses one for it.
-        """
+    def wake(self, delivery: Delivery) -> None:
+        """The delivery has room again."""
         with self._condition:
             self._scheduler.wake(delivery, time.monotonic())
-            if rouse:
-                self._condition.notify_all()
-            else:
-                self._left.add(delivery)
+            self._condition.notify_all()
 
     def remove(self, delivery: Delivery) -> None:
         """The delivery has ended; what it had goes to the others at once."""
         with self._condition:
             self._scheduler.remove(delivery, time.monotonic())
-            self._left.discard(delivery)
             self._condition.notify_all()
 
     def consumed(self, delivery: Delivery, layers: int, compute_s: float | None = None) -> None:
@@ -101,10 +94,6 @@ class Dispatcher:
                 decision = self._decide(now_s)
                 if isinstance(decision, Grant):
                     decision.job.taken = None
-                    self._left.discard(decision.job)
-                    if self._left:
-                        self._left.clear()
-                        self._condition.notify_all()
                     return decision
                 wait_s = decision.until_s - now_s
                 self._condition.wait(None if wait_s == math.inf else max(0.0, wait_s))

@@ -212,7 +212,7 @@ class SharedMemoryHarness(Harness):
 class NixlHarness(Harness):
     """The client is in this process: UCX copies between its memory and itself."""
 
-    def __init__(self, wake: Callable[..., None], ended: asyncio.Event) -> None:
+    def __init__(self, wake: Callable[[], None], ended: asyncio.Event) -> None:
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._heard = asyncio.Event()
@@ -312,8 +312,8 @@ class Run:
             self.plan, opened, self.harness.transport, self._on_end, a_recorder()
         )
 
-    def _wake(self, needs_reader: bool = True) -> None:
-        self._dispatcher.wake(self.delivery, rouse=needs_reader)
+    def _wake(self) -> None:
+        self._dispatcher.wake(self.delivery)
 
     def start(self) -> None:
         self._dispatcher.add(self.delivery, demand_of(self.plan))

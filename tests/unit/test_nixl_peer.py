@@ -33,7 +33,6 @@ pytest.importorskip("nixl_cu12", reason="nixl-cu12 is not installed")
 
 BUFFER = 64 << 10
 TIMEOUT_S = 20.0
-UNCHECKED_WRITES = 60  # within so many UCX first asks whether the client is there, and waits
 PROMPT_TIMEOUT_S = 0.3  # of a write that nobody will take
 
 
@@ -127,26 +126,6 @@ def test_bytes_are_written_where_they_belong_and_then_announced(
     pair.peer.announce(5, 9)
     assert pair.told.wait(TIMEOUT_S)
     assert pair.heard == [LayersReady(tag=5, end_layer=9)]
-
-
-def test_writes_go_on_while_the_client_has_not_taken_what_was_announced(
-    pair: Pair, staging: StagingMemory
-) -> None:
-    remote, first = pair.admitted(), staged(staging, 1)
-    for _ in range(UNCHECKED_WRITES):
-        done = Done()
-        pair.peer.write(remote, 0, first, done)
-        assert done.result(TIMEOUT_S) is None
-    pair.peer.announce(5, 1)
-    assert pair.told.wait(TIMEOUT_S)
-    pair.stand_still()
-    for byte in (2, 3):
-        done = Done()
-        pair.peer.announce(5, byte)
-        pair.peer.write(remote, 0, staged(staging, byte), done)
-        assert done.result(TIMEOUT_S) is None
-        assert pair.memory[0] == byte
-    assert pair.heard == [LayersReady(tag=5, end_layer=1)]
 
 
 def test_memory_is_read_out_of_the_clients(pair: Pair, staging: StagingMemory) -> None:

@@ -66,7 +66,7 @@ def start_target(
                 asked.tag,
                 service.fabrics.staging,
                 staging_bytes,
-                lambda needs_reader: service.dispatcher.wake(running.delivery, rouse=needs_reader),
+                lambda: service.dispatcher.wake(running.delivery),
                 broken,
                 plan.first_layer,
             )

@@ -1,13 +1,9 @@
 """Over NIXL: one-sided writes into a client's registered memory, and notifications beside them.
 
 UCX chooses how: RDMA where there is any, else a copy between processes of one host, else TCP. Every
-session has agents and a thread of its own. So a copy into one client's memory holds up no other,
-what one client sends as its metadata touches nobody else's, and the end of the agents is the end of
+session has an agent and a thread of its own. So a copy into one client's memory holds up no other,
+what one client sends as its metadata touches nobody else's, and the end of the agent is the end of
 everything that was under way.
-
-One agent moves bytes, the other one notifies. Over a connection that a notification has gone over,
-UCX ends no write before the client's process has taken it where it goes over TCP, as within a host:
-a writer would wait for a client that sleeps.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import msgspec
@@ -71,28 +66,15 @@ class _Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Agents:
-    """Those of one session. Both have the same name: the client need not tell them apart."""
-
-    mover: NixlAgent
-    notifier: NixlAgent
-
-    def close(self) -> bool:
-        """Whether nothing of theirs moves bytes any more."""
-        self.notifier.close()
-        return self.mover.close()
-
-
-@dataclass(frozen=True, slots=True)
 class _Call:
     """What the thread is asked to do; `refused` is told where it has ended before."""
 
-    function: Callable[[_Agents], None]
+    function: Callable[[NixlAgent], None]
     refused: Callable[[ObjectCacheError], None]
 
 
 class NixlPeer(FabricPeer):
-    """One session's agents, and the thread that they belong to."""
+    """One session's agent, and the thread that it belongs to."""
 
     def __init__(
         self,
@@ -102,7 +84,7 @@ class NixlPeer(FabricPeer):
         timeout_s: float,
         names: NixlNames,
     ) -> None:
-        """Raises `Unavailable` where an agent cannot be made."""
+        """Raises `Unavailable` where the agent cannot be made."""
         self.names = names
         self._staging = staging
         self._timeout_s = timeout_s
@@ -112,9 +94,7 @@ class NixlPeer(FabricPeer):
         self._error: ObjectCacheError | None = None
         self._closed = False
         self._loads_left = METADATA_LOADS_MAX
-        self._is_introduced = False  # the notifier knows the client
         self._announced_until_s = 0.0
-        self._driven_s = 0.0  # when the notifier was driven last
         self._moved_s = 0.0
         self._when_broken: Callable[[], None] | None = None
         self._lost = False
@@ -136,7 +116,7 @@ class NixlPeer(FabricPeer):
         admitted: Future[None] = Future()
         self._ask(
             _Call(
-                lambda agents: self._add(agents, memory, metadata, admitted), admitted.set_exception
+                lambda agent: self._add(agent, memory, metadata, admitted), admitted.set_exception
             )
         )
         try:
@@ -177,7 +157,7 @@ class NixlPeer(FabricPeer):
 
     def announce(self, tag: int, end_layer: int) -> None:
         message = msgspec.msgpack.encode(LayersReady(tag=tag, end_layer=end_layer))
-        self._ask(_Call(lambda agents: self._notify(agents, message), _ignore))
+        self._ask(_Call(lambda agent: self._notify(agent, message), _ignore))
 
     def when_broken(self, callback: Callable[[], None]) -> None:
         with self._condition:
@@ -195,7 +175,7 @@ class NixlPeer(FabricPeer):
             self._condition.notify()
 
     def join(self, timeout_s: float) -> None:
-        """After `close`: wait until the agents are closed and everybody was told."""
+        """After `close`: wait until the agent is closed and everybody was told."""
         self._thread.join(timeout_s)
 
     def _ask(self, what: _Transfer | _Call) -> None:
@@ -217,26 +197,22 @@ class NixlPeer(FabricPeer):
     # --- the thread ---
 
     def _run(self, devices: str, ucx_settings: str, started: Future[None]) -> None:
-        with ExitStack() as undo:
-            try:
-                mover = NixlAgent(self.names.server, devices, ucx_settings)
-                undo.callback(mover.close)
-                staging = self._staging
-                mover.register(MemoryPiece(staging.address, staging.length_bytes))
-                mover.register(MemoryPiece(self._probe.ctypes.data, len(self._probe)))
-                agents = _Agents(mover, NixlAgent(self.names.server, devices, ucx_settings))
-            except BaseException as error:
-                started.set_exception(error)
-                return
-            undo.pop_all()
+        try:
+            agent = NixlAgent(self.names.server, devices, ucx_settings)
+            staging = self._staging
+            agent.register(MemoryPiece(staging.address, staging.length_bytes))
+            agent.register(MemoryPiece(self._probe.ctypes.data, len(self._probe)))
+        except BaseException as error:
+            started.set_exception(error)
+            return
         started.set_result(None)
-        self._end(agents, self._serve(agents))
+        self._end(agent, self._serve(agent))
 
-    def _serve(self, agents: _Agents) -> ObjectCacheError:
+    def _serve(self, agent: NixlAgent) -> ObjectCacheError:
         """Go on until the session has ended; returns why."""
         try:
             while self._wait():
-                self._advance(agents)
+                self._advance(agent)
         except ObjectCacheError as error:
             return DeliveryFailed(error.message)
         except Exception as caught:
@@ -258,23 +234,18 @@ class NixlPeer(FabricPeer):
             return ANNOUNCED_PAUSE_S
         return None
 
-    def _advance(self, agents: _Agents) -> None:
+    def _advance(self, agent: NixlAgent) -> None:
         """One round: begin what was asked for, look at what is under way."""
-        mover = agents.mover
         while self._asked:
             asked = self._asked.popleft()
             if isinstance(asked, _Transfer):
-                self._begin(mover, asked)
+                self._begin(agent, asked)
             else:
-                asked.function(agents)
-            self._look(mover)
-        if self._transfers:
-            mover.notifications()  # drives what is under way
-            self._look(mover)
-        now_s = time.monotonic()
-        if self._driven_s + ANNOUNCED_PAUSE_S <= now_s < self._announced_until_s:
-            self._driven_s = now_s
-            agents.notifier.notifications()  # has what was announced leave
+                asked.function(agent)
+                agent.notifications()  # has what was announced leave
+            self._look(agent)
+        agent.notifications()  # drives what is under way
+        self._look(agent)
 
     def _begin(self, agent: NixlAgent, transfer: _Transfer) -> None:
         self._moved_s = time.monotonic()
@@ -301,20 +272,18 @@ class NixlPeer(FabricPeer):
             else:
                 self._transfers.rotate(-1)
 
-    def _notify(self, agents: _Agents, message: bytes) -> None:
-        agents.notifier.notify(self.names.client, message)
-        agents.notifier.notifications()
-        self._driven_s = time.monotonic()
-        self._announced_until_s = self._driven_s + ANNOUNCED_S
+    def _notify(self, agent: NixlAgent, message: bytes) -> None:
+        agent.notify(self.names.client, message)
+        self._announced_until_s = time.monotonic() + ANNOUNCED_S
 
     def _add(
-        self, agents: _Agents, memory: RemoteMemory, metadata: bytes, admitted: Future[None]
+        self, agent: NixlAgent, memory: RemoteMemory, metadata: bytes, admitted: Future[None]
     ) -> None:
         """Load the metadata, and read a byte: so the memory is what the client says, it can be
         reached, and the connection is there before the first delivery.
         """
         try:
-            self._load(agents, memory, metadata)
+            self._load(agent, memory, metadata)
         except ObjectCacheError as error:
             admitted.set_exception(error)
             return
@@ -327,26 +296,23 @@ class NixlPeer(FabricPeer):
 
         here = MemoryPiece(self._probe.ctypes.data, 1)
         there = MemoryPiece(memory.address, 1, memory.device_id, memory.memory)
-        self._begin(agents.mover, _Transfer("READ", here, there, read))
+        self._begin(agent, _Transfer("READ", here, there, read))
 
-    def _load(self, agents: _Agents, memory: RemoteMemory, metadata: bytes) -> None:
+    def _load(self, agent: NixlAgent, memory: RemoteMemory, metadata: bytes) -> None:
         if self._loads_left == 0:
             raise InvalidRequest(
                 f"a session may register {METADATA_LOADS_MAX} times; begin another one"
             )
         self._loads_left -= 1
-        name = agents.mover.add_peer(metadata)
+        name = agent.add_peer(metadata)
         if name != self.names.client:
             raise InvalidRequest("metadata: the agent must take the name that OpenFabric gave it")
         whole = MemoryPiece(memory.address, memory.length_bytes, memory.device_id, memory.memory)
-        if not agents.mover.covers(name, whole):
+        if not agent.covers(name, whole):
             raise InvalidRequest("metadata: it does not cover the memory at address, length_bytes")
-        if not self._is_introduced:
-            agents.notifier.add_peer(metadata)
-            self._is_introduced = True
 
-    def _end(self, agents: _Agents, error: ObjectCacheError) -> None:
-        """Close the agents, then say of everything that was not done that it never will be."""
+    def _end(self, agent: NixlAgent, error: ObjectCacheError) -> None:
+        """Close the agent, then say of everything that was not done that it never will be."""
         with self._condition:
             self._error = error
             self._lost = not self._closed
@@ -357,8 +323,8 @@ class NixlPeer(FabricPeer):
         self._transfers.clear()
         for transfer in begun:
             assert transfer.under_way is not None
-            agents.mover.release(transfer.under_way)
-        if not agents.close():
+            agent.release(transfer.under_way)
+        if not agent.close():
             self._withdraw(begun)
         if broken is not None:
             _tell(broken)

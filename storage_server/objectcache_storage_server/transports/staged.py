@@ -18,9 +18,8 @@ from objectcache_storage_server.transports.fabric import StagingMemory
 
 
 class StagedTransport(Transport):
-    """Writes under a lease. `wake` is called, from any thread, when room has come back, and told
-    whether another reader is worth its while; `broken` once, when a write has failed, so that
-    reading stops.
+    """Writes under a lease. `wake` is called, from any thread, when room has come back; `broken`
+    once, when a write has failed, so that reading stops.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class StagedTransport(Transport):
         tag: int,
         pool: StagingMemory,
         granted_bytes: int,
-        wake: Callable[[bool], None],
+        wake: Callable[[], None],
         broken: Callable[[ObjectCacheError], None],
         first_layer: int,
     ) -> None:
@@ -98,17 +97,10 @@ class StagedTransport(Transport):
             if is_first_error:
                 self._error = error
             self._announce_due()
-            needs_reader = self._needs_reader()
         if error is not None and is_first_error:
             self._broken(error)
-        self._wake(needs_reader)
+        self._wake()
         self._settle()
-
-    def _needs_reader(self) -> bool:
-        """Whether nobody reads, or nothing is left to write. As long as one reader keeps the
-        writer busy, another would take the processor from both and then wait for room.
-        """
-        return not self._writing or len(self._buffers) == len(self._writing)
 
     def announce(self, end_layer: int) -> None:
         with self._lock:
@@ -165,7 +157,7 @@ class StagedTransport(Transport):
         self._post(DeliveryFailure(tag=self._tag, failed_layer=self._end_layer, error=wire))
 
     @staticmethod
-    def _ignored(_: bool) -> None:
+    def _ignored() -> None:
         """Nobody waits for room any more."""
 
     def __repr__(self) -> str:

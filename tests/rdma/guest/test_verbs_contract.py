@@ -28,7 +28,7 @@ SKIPPED_BYTES = 100  # of the target, before the payload
 class VerbsHarness(Harness):
     """A client's endpoint and a server's peer in one process."""
 
-    def __init__(self, wake: Callable[..., None], ended: asyncio.Event) -> None:
+    def __init__(self, wake: Callable[[], None], ended: asyncio.Event) -> None:
         self._server = Server()
         self._client = Client("rxe0", contract.PAYLOAD + SKIPPED_BYTES)
         peer = self._client.join(self._server)
