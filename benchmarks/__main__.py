@@ -14,25 +14,29 @@ from rich.console import Console
 from benchmarks.bench import Bench
 from benchmarks.cold import measure_cold
 from benchmarks.first_layer import measure_first_layer
+from benchmarks.first_read import measure_first_reads
 from benchmarks.measure import Row
 from benchmarks.memory_pressure import measure_memory_pressure
 from benchmarks.million_objects import measure_million_objects
 from benchmarks.nixl import measure_nixl
 from benchmarks.planning import measure_planning
 from benchmarks.puts import measure_puts
-from benchmarks.report import commit, machine, results_tables, write_json
+from benchmarks.report import commit, machine, results_tables, write_json, write_markdown
 from benchmarks.s3 import measure_s3
 from benchmarks.scale import FULL, QUICK, scale_that_fits
 from benchmarks.scheduling import measure_scheduling
 from benchmarks.server_memory import measure_server_memory
 from benchmarks.small_chunks import measure_small_chunks
+from benchmarks.stages import measure_stages
 from benchmarks.warm import measure_warm
 
 TABLE_COLUMNS = 160
 QUESTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "cold": measure_cold,
     "warm": measure_warm,
+    "first-read": measure_first_reads,
     "first-layer": measure_first_layer,
+    "stages": measure_stages,
     "server-memory": measure_server_memory,
     "planning": measure_planning,
     "scheduling": measure_scheduling,
@@ -95,6 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("A quick run: its volumes fit into caches, and the goals are those of a full run.")
     print(f"commit {run['commit']}, {run['machine']}")
     print(f"every sample: {write_json(options.results, run, rows)}")
+    print(f"the tables: {write_markdown(options.results, run, rows)}")
     return 0
 
 

@@ -19,6 +19,7 @@ from objectcache_storage_server.engines.local.direct.alignment import split_at
 from objectcache_storage_server.engines.local.volumes.volume import Path, Transfer
 
 DIRECT = 0  # page_cache_bytes
+SETTINGS = f"storage.page_cache_bytes={DIRECT}"
 GOALS = {64: 0.9, 18: 0.85}  # of the device's rate, by KiB of a slice at G=16
 SAME_RATE = 0.95  # of the rate at G=256
 THREADS, BATCH_BYTES, PIECE_BYTES = 2, 8 * MIB, 1 * MIB  # of reading in order
@@ -36,8 +37,7 @@ def measure_cold(bench: Bench) -> Iterator[Row]:
 
 def _measure(bench: Bench, small: Geometry, large: Geometry) -> Iterator[Row]:
     with ExitStack() as stack:
-        setting = f"storage.page_cache_bytes={DIRECT}"
-        server = stack.enter_context(bench.server(setting))
+        server = stack.enter_context(bench.server(SETTINGS))
         client = stack.enter_context(server.client())
         target = client.shared_memory_target(small.payload_bytes)
         stack.callback(target.close)
@@ -245,4 +245,5 @@ def _row(
             "payload_bytes": small.payload_bytes,
             "direct_io": store.engine.volume.device_path,
         },
+        settings=SETTINGS if name.startswith((IN_PROCESS, SERVED)) and name != DEFAULT else "",
     )

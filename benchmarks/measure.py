@@ -35,6 +35,8 @@ class Row:
     goal: str
     by_hand: str
     details: dict[str, object] = field(default_factory=dict)
+    settings: str = ""  # that differ from the defaults
+    ratios: tuple[float, ...] = ()  # of single rounds, where `ratio` is their median
 
     @property
     def median(self) -> float:

@@ -46,14 +46,15 @@ def hierarchy() -> MemoryGroup | str:
 
 
 @contextmanager
-def memory_group(limit_bytes: int) -> Generator[MemoryGroup]:
+def memory_group(name: str, limit_bytes: int) -> Generator[MemoryGroup]:
     """A group with a limit, removed at the end, also after a failure; its processes end before.
+    `name` tells it from this process' other groups.
 
     Raises `OSError` where the kernel does not allow it.
     """
     found = hierarchy()
     assert isinstance(found, MemoryGroup), found
-    folder = found.folder / f"objectcache-bench-{os.getpid()}"
+    folder = found.folder / f"objectcache-bench-{os.getpid()}-{name}"
     folder.mkdir()
     try:
         group = MemoryGroup(folder, found.version)

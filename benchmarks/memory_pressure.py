@@ -3,84 +3,147 @@
 The engine that divides extents between the page cache and the direct path is to lose in proportion
 to what does not fit. Beside it stand plain buffered reads of the same bytes in the same order by as
 many threads, for which the kernel's least-recently-used order loses what it has just read before it
-is read again; and the same engine with everything on the page-cache path, and with nothing.
+is read again; and the same engine with nothing on the page-cache path.
+
+Each has a store, a process and a cgroup of its own, so that no page which one has read is found, or
+paid for, by another. All of them stay up while a share of memory is measured, and read once a
+round, by turns: what the device gives moves from one second to the next, so it is read past every
+cache before and after each of them (`pressure_rows.py`).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from benchmarks.bench import Bench
-from benchmarks.measure import COPY_BYTES_PER_S_PER_THREAD, DEVICE_READ_BYTES_PER_S, Row, rates
-from benchmarks.memory_group import hierarchy, memory_group
+from benchmarks.cold import InOrder
+from benchmarks.device import device_reads
+from benchmarks.measure import Row, Samples
+from benchmarks.memory_group import hierarchy
 from benchmarks.prefix import Geometry, fill_chunks
-from benchmarks.pressed_reads import BUFFERED, Reads
-from benchmarks.store import opened_store
+from benchmarks.pressed_process import PressedProcess, pressed_process
+from benchmarks.pressed_reads import BUFFERED
+from benchmarks.pressure_rows import BUDGETED, DIRECT_ALONE, PEER, Cell, Share, pressure_rows
+from benchmarks.store import Store, data_file, opened_store
 from benchmarks.warm import CACHED_BYTES
-from objectcache_schemas.limits import GIB, MIB
+from objectcache_schemas.limits import MIB
 
 PROCESS_BYTES = 80 * MIB  # the limit beyond its share of the working set: the process itself
-BUDGETED, ALL_CACHED = "budgeted", "all of it on the page-cache path"
-DIRECT_ALONE, PEER = "the direct path alone", "buffered reads"
-WAYS = {BUDGETED: "-1", ALL_CACHED: str(CACHED_BYTES), DIRECT_ALONE: "0", PEER: BUFFERED}
-IN_PROPORTION = 0.7  # of the rate that only what does not fit would cost
-TIMEOUT_S = 120.0
+WAYS = {BUDGETED: "-1", PEER: BUFFERED, DIRECT_ALONE: "0"}
+WARM, DEVICE = "warm", "device"
+WARM_SHARE = 2.0  # of the working set: memory for all of it, and more
+WARM_PASSES = 2  # of a round; the better one counts, as with the device
+PASSES_MAX = 40  # until it is warm
+WARM_UP_PASSES = 8  # nothing is in memory at first, and upkeep brings back what was missed
 
 
 def measure_memory_pressure(bench: Bench) -> Iterator[Row]:
-    """Rows for the rates of all ways to read, and for hits, at each limit."""
+    """Rows for each share of the working set that memory has room for."""
     geometry = Geometry(16, bench.scale.pressed_chunks)
     missing = hierarchy()
     if isinstance(missing, str):
         print(f"memory pressure is left out: {missing}", file=sys.stderr)
         return
-    with bench.place() as folder:
-        _fill(folder / "store", geometry)
-        store = folder / "store"
-        shares = bench.scale.pressed_shares
-        # With room for everything this rate is the warm one.
-        warm = _read(store, geometry, max(shares), WAYS[ALL_CACHED], bench)
-        for share in shares:
-            found = {name: _read(store, geometry, share, way, bench) for name, way in WAYS.items()}
-            yield from _rows(geometry, share, found, _bytes_per_s(warm))
+    with bench.place() as folder, ExitStack() as stack:
+        payload = mmap.mmap(-1, geometry.payload_bytes)
+        _fill(folder, geometry, payload)
+        store = stack.enter_context(opened_store(folder / DEVICE, page_cache_bytes=0))
+        device = _Device(store, memoryview(payload))
+        warm = _started(stack, folder, geometry, WARM, str(CACHED_BYTES), WARM_SHARE)
+        _wait_until_warm(warm)
+        for share in bench.scale.pressed_shares:
+            yield from _rows_of(bench, folder, geometry, share, device, warm)
 
 
-def _fill(folder: Path, geometry: Geometry) -> None:
+def _rows_of(
+    bench: Bench,
+    folder: Path,
+    geometry: Geometry,
+    share: float,
+    device: _Device,
+    warm: PressedProcess,
+) -> Iterator[Row]:
+    with ExitStack() as stack:
+        processes = {
+            name: _started(stack, folder, geometry, name, way, share) for name, way in WAYS.items()
+        }
+        cells: list[Cell] = []
+        for number in range(bench.scale.pressed_rounds):
+            cells += _round(processes, device, warm, number)
+        found = {name: process.opened for name, process in processes.items()}
+    limit_bytes = _limit_bytes(geometry, share)
+    yield from pressure_rows(Share(share, geometry.payload_bytes, limit_bytes, found), cells)
+
+
+def _round(
+    processes: dict[str, PressedProcess], device: _Device, warm: PressedProcess, number: int
+) -> Iterator[Cell]:
+    """Each once, another one first each time, with the device before and after it."""
+    warm_s = min(warm.read().seconds for _ in range(WARM_PASSES))
+    first = number % len(processes)
+    names = [*processes][first:] + [*processes][:first]
+    before = device.bytes_per_s()
+    for name in names:
+        reads = processes[name].read()
+        after = device.bytes_per_s()
+        yield Cell(name, reads, warm_s, before, after)
+        before = after
+
+
+def _started(
+    stack: ExitStack, folder: Path, geometry: Geometry, name: str, way: str, share: float
+) -> PressedProcess:
+    """A process that has read its store a few times already."""
+    _drop_cached(folder / name)  # what others have cached costs the group nothing
+    process = stack.enter_context(
+        pressed_process(folder / name, name, way, geometry, _limit_bytes(geometry, share))
+    )
+    for _ in range(WARM_UP_PASSES):
+        process.read()
+    return process
+
+
+def _wait_until_warm(warm: PressedProcess) -> None:
+    """Read until all of it is found in memory. Exits where that does not come to be."""
+    if all(warm.read().device_bytes for _ in range(PASSES_MAX)):
+        raise SystemExit("with room for everything, something was still read from the device")
+
+
+class _Device:
+    """The device's own rate for as many bytes in order, past the page cache."""
+
+    def __init__(self, store: Store, memory: memoryview) -> None:
+        self._limit = device_reads(data_file(store.folder, 0), len(memory), is_quick=True)
+        self._in_order = InOrder(store, memory)
+        self._length_bytes = len(memory)
+
+    def bytes_per_s(self) -> float:
+        """The best of fio, of two threads of our own, and of the direct path alone, once each."""
+        samples = Samples()
+        self._limit.take(samples)
+        self._in_order.take(samples)
+        return self._length_bytes / min(map(samples.median_s, samples.seconds))
+
+
+def _fill(folder: Path, geometry: Geometry, payload: mmap.mmap) -> None:
+    """A store with the same prefix for each that reads."""
     keys = geometry.keys()
-    memory = mmap.mmap(-1, geometry.payload_bytes)
-    chunks = np.frombuffer(memory, np.uint8)
+    chunks = np.frombuffer(payload, np.uint8)
     shape = (geometry.chunk_count, geometry.num_layers, geometry.slice_bytes)
     fill_chunks(chunks.reshape(shape), geometry, keys)
-    with opened_store(folder) as store:
-        store.put(geometry, keys, memoryview(memory))
+    for name in (DEVICE, WARM, *WAYS):
+        with opened_store(folder / name) as store:
+            store.put(geometry, keys, memoryview(payload))
 
 
-def _read(folder: Path, geometry: Geometry, share: float, way: str, bench: Bench) -> Reads:
-    words = [
-        *(sys.executable, "-m", "benchmarks.pressed_reads", str(folder), way),
-        *(str(geometry.chunk_count), str(bench.scale.pressed_rounds)),
-    ]
-    drop_cached(folder)  # what others have cached costs the group nothing
-    limit_bytes = _limit_bytes(geometry, share)
-    with memory_group(limit_bytes) as group:
-        done = subprocess.run(
-            group.command(words), capture_output=True, timeout=TIMEOUT_S, check=False
-        )
-    if done.returncode:
-        raise SystemExit(f"reading under {limit_bytes} bytes failed: {done.stderr.decode()}")
-    return msgspec.json.decode(done.stdout, type=Reads)
-
-
-def drop_cached(folder: Path) -> None:
+def _drop_cached(folder: Path) -> None:
     """Let the page cache forget the data files of a store that is closed."""
     for file in (folder / "data").iterdir():
         descriptor = os.open(file, os.O_RDONLY)
@@ -88,107 +151,5 @@ def drop_cached(folder: Path) -> None:
         os.close(descriptor)
 
 
-def in_proportion_s(
-    resident_bytes: float, rest_bytes: float, warm_bytes_per_s: float, direct_bytes_per_s: float
-) -> float:
-    """Seconds of a round that loses only what does not fit: the rest at the device's rate."""
-    return resident_bytes / warm_bytes_per_s + rest_bytes / direct_bytes_per_s
-
-
-def _rows(
-    geometry: Geometry, share: float, found: dict[str, Reads], warm_bytes_per_s: float
-) -> Iterator[Row]:
-    yield _in_proportion_row(geometry, share, found, warm_bytes_per_s)
-    for name, reads in found.items():
-        ratio = _bytes_per_s(reads) / _bytes_per_s(found[PEER])
-        shown = name if name == PEER else f"{name}, against {PEER}"
-        yield _rate_row(geometry, share, reads, shown, ratio, f"{PEER}, {share:.0%}")
-    for name in (BUDGETED, PEER):
-        yield _hits_row(geometry, share, found[name], name)
-
-
-def _in_proportion_row(
-    geometry: Geometry, share: float, found: dict[str, Reads], warm_bytes_per_s: float
-) -> Row:
-    reads = found[BUDGETED]
-    resident_bytes = statistics.median(each.resident_bytes for each in reads.rounds[1:])
-    resident_bytes = min(resident_bytes, geometry.payload_bytes)
-    rest_bytes = geometry.payload_bytes - resident_bytes
-    direct_bytes_per_s = _bytes_per_s(found[DIRECT_ALONE])
-    fair_s = in_proportion_s(resident_bytes, rest_bytes, warm_bytes_per_s, direct_bytes_per_s)
-    ratio = fair_s * _bytes_per_s(reads) / geometry.payload_bytes
-    held = f"{resident_bytes / MIB:.0f} MiB resident at the warm rate"
-    rest = f"{rest_bytes / MIB:.0f} MiB at the direct rate"
-    name, goal = f"{BUDGETED}, in proportion to what does not fit", f"at least {IN_PROPORTION}"
-    return _rate_row(geometry, share, reads, name, ratio, f"{held}, {rest}", goal)
-
-
-def _rate_row(
-    geometry: Geometry,
-    share: float,
-    reads: Reads,
-    name: str,
-    ratio: float,
-    ratio_of: str,
-    goal: str = "",
-) -> Row:
-    return Row(
-        group=_group(geometry),
-        name=f"memory for {share:.0%}: {name}",
-        unit="GiB/s",
-        samples=_later_rates(reads),
-        ratio=ratio,
-        ratio_of=ratio_of,
-        goal=goal,
-        by_hand=_rate_by_hand(share),
-        details={
-            "limit_bytes": _limit_bytes(geometry, share),
-            "reads": msgspec.to_builtins(reads),
-        },
-    )
-
-
-def _hits_row(geometry: Geometry, share: float, reads: Reads, name: str) -> Row:
-    hits = _later_hits(reads)
-    budget = f", a budget of {reads.budget_bytes / MIB:.0f} MiB" if reads.budget_bytes else ""
-    return Row(
-        group=_group(geometry),
-        name=f"memory for {share:.0%}: {name}, found in memory",
-        unit="%",
-        samples=hits,
-        ratio=float(np.median(hits)) / (100 * min(1.0, share)),
-        ratio_of="what memory could hold",
-        goal="",
-        by_hand=f"by {reads.budget_source}{budget}",
-    )
-
-
-def _group(geometry: Geometry) -> str:
-    return f"Memory pressure: {geometry.payload_bytes / MIB:.0f} MiB read again and again"
-
-
 def _limit_bytes(geometry: Geometry, share: float) -> int:
     return PROCESS_BYTES + int(share * geometry.payload_bytes)
-
-
-def _bytes_per_s(reads: Reads) -> float:
-    return GIB * statistics.median(_later_rates(reads))
-
-
-def _later_rates(reads: Reads) -> tuple[float, ...]:
-    """GiB/s of all rounds but the first, which finds nothing in memory."""
-    later = reads.rounds[1:]
-    return rates([each.seconds for each in later], later[0].delivered_bytes)
-
-
-def _later_hits(reads: Reads) -> tuple[float, ...]:
-    """Percent of the bytes that needed no device."""
-    return tuple(
-        100 * max(0.0, 1 - each.device_bytes / each.delivered_bytes) for each in reads.rounds[1:]
-    )
-
-
-def _rate_by_hand(share: float) -> str:
-    held = min(1.0, share)
-    seconds = held / (2 * COPY_BYTES_PER_S_PER_THREAD) + (1 - held) / DEVICE_READ_BYTES_PER_S
-    return f"hits copied, the rest off the device: {1 / seconds / GIB:.1f} GiB/s"

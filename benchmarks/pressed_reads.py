@@ -1,12 +1,14 @@
 """Run in a process of its own, under a memory limit: read a store again and again.
 
-`python -m benchmarks.pressed_reads FOLDER WAY CHUNKS ROUNDS` prints one JSON document. WAY is the
-engine's page_cache_bytes, or `buffered` for plain reads of its files in a process of the same
-imports, hence of about the same size.
+`python -m benchmarks.pressed_reads FOLDER WAY CHUNKS` prints one line of JSON once it is ready
+(`Opened`), and one for every line that it is sent, after another pass over the whole store
+(`Round`). WAY is the engine's page_cache_bytes, or `buffered` for plain reads of its files in a
+process of the same imports, hence of about the same size.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -38,41 +40,53 @@ class Round(msgspec.Struct, frozen=True):
     resident_bytes: int  # of extents on the page-cache path
 
 
-class Reads(msgspec.Struct, frozen=True):
-    """What a process saw and did."""
+class Opened(msgspec.Struct, frozen=True):
+    """What the process sees of its memory once the store is open."""
 
     budget_bytes: int
     budget_source: str
     memory_state: dict[str, object]
-    rounds: list[Round]
 
 
 def main() -> int:
     """Entry point."""
-    folder, way, chunk_count, rounds = sys.argv[1:]
+    folder, way, chunk_count = sys.argv[1:]
     geometry = Geometry(16, int(chunk_count))
-    if way == BUFFERED:
-        reads = _read_buffered(Path(folder), geometry, int(rounds))
-    else:
-        reads = _read_by_engine(Path(folder), int(way), geometry, int(rounds))
-    sys.stdout.buffer.write(msgspec.json.encode(reads))
+    with ExitStack() as stack:
+        if way == BUFFERED:
+            opened, read = _buffered(Path(folder), geometry, stack)
+        else:
+            opened, read = _by_engine(Path(folder), int(way), geometry, stack)
+        _say(opened)
+        for _ in sys.stdin.buffer:
+            _say(read())
     return 0
 
 
-def _read_by_engine(folder: Path, page_cache_bytes: int, geometry: Geometry, rounds: int) -> Reads:
-    with opened_store(
-        folder,
-        page_cache_bytes=page_cache_bytes,
-        server_in_flight_bytes_max=IN_FLIGHT_BYTES,
-    ) as store:
-        passes = [_pass(store, geometry, number) for number in range(rounds)]
-        status = store.engine.status()
-        return Reads(
-            status.page_cache_budget_bytes,
-            status.page_cache_budget_source,
-            asdict(MemoryReader().read()),
-            passes,
+def _say(said: Opened | Round) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+Read = Callable[[], Round]
+
+
+def _by_engine(
+    folder: Path, page_cache_bytes: int, geometry: Geometry, stack: ExitStack
+) -> tuple[Opened, Read]:
+    store = stack.enter_context(
+        opened_store(
+            folder,
+            page_cache_bytes=page_cache_bytes,
+            server_in_flight_bytes_max=IN_FLIGHT_BYTES,
         )
+    )
+    status = store.engine.status()
+    opened = Opened(
+        status.page_cache_budget_bytes, status.page_cache_budget_source, _memory_state()
+    )
+    numbers = itertools.count(1)
+    return opened, lambda: _pass(store, geometry, next(numbers))
 
 
 def _pass(store: Store, geometry: Geometry, number: int) -> Round:
@@ -85,7 +99,7 @@ def _pass(store: Store, geometry: Geometry, number: int) -> Round:
 
     def work() -> None:
         # As if the budget's interval had gone by, which a pass is shorter than.
-        engine.upkeep.round(time.monotonic() + (number + 1) * BUDGET_EVERY_S)
+        engine.upkeep.round(time.monotonic() + number * BUDGET_EVERY_S)
         store.deliver(geometry, geometry.keys(), None)
 
     hit_bytes = store.hit_bytes()
@@ -99,16 +113,20 @@ def _pass(store: Store, geometry: Geometry, number: int) -> Round:
     )
 
 
-def _read_buffered(folder: Path, geometry: Geometry, rounds: int) -> Reads:
+def _buffered(folder: Path, geometry: Geometry, stack: ExitStack) -> tuple[Opened, Read]:
     with opened_store(folder) as store:
         runs, threads = store.layer_runs(), store.reader_threads
-    with ExitStack() as stack:
-        reads = BufferedReads(runs, threads, stack)
-        passes: list[Round] = []
-        for _ in range(rounds):
-            seconds, device_bytes = _measured(reads.read)
-            passes.append(Round(seconds, geometry.payload_bytes, device_bytes, 0, 0))
-    return Reads(0, "the kernel", asdict(MemoryReader().read()), passes)
+    reads = BufferedReads(runs, threads, stack)
+
+    def read() -> Round:
+        seconds, device_bytes = _measured(reads.read)
+        return Round(seconds, geometry.payload_bytes, device_bytes, 0, 0)
+
+    return Opened(0, "the kernel", _memory_state()), read
+
+
+def _memory_state() -> dict[str, object]:
+    return asdict(MemoryReader().read())
 
 
 def _measured(work: Callable[[], object]) -> tuple[float, int]:

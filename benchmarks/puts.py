@@ -138,4 +138,5 @@ def _rows(samples: Samples, geometry: Geometry, limits: list[DeviceLimit]) -> It
             goal=f"at least {GOAL}" if name in JUDGED else "",
             by_hand=f"a device that writes {DISK_WRITE_BYTES_PER_S / GIB:.0f} GiB/s",
             details={"payload_bytes": geometry.payload_bytes},
+            settings="storage.page_cache_bytes=0" if name == DIRECT else "",
         )

@@ -52,6 +52,36 @@ def write_json(folder: Path, run: dict[str, object], rows: Sequence[Row]) -> Pat
     return file
 
 
+def write_markdown(folder: Path, run: dict[str, object], rows: Sequence[Row]) -> Path:
+    """Write FOLDER/TIME.md: one table for each group, and which machine that was."""
+    now = datetime.datetime.now(datetime.UTC)
+    file = folder / f"{now:%Y%m%dT%H%M%SZ}.md"
+    lines = [line for _, members in _grouped(rows) for line in _markdown(members)]
+    state = f"commit {run['commit']}, {run['machine']}, load after {os.getloadavg()[0]:.1f}"
+    file.write_text("\n".join([*lines, state, ""]))
+    return file
+
+
+def _markdown(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"**{rows[0].group}**"
+    yield ""
+    yield "| what | ratio | to | p50 | p99 |"
+    yield "| --- | --- | --- | --- | --- |"
+    for row in rows:
+        cells = (described(row), ratio_text(row), row.ratio_of, _written(row, row.median))
+        yield f"| {' | '.join(cells)} | {_written(row, row.p99)} |"
+    yield ""
+
+
+def _written(row: Row, value: float) -> str:
+    return f"{_figure(value)} {row.unit}"
+
+
+def _grouped(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    for group, members in itertools.groupby(rows, key=lambda row: row.group):
+        yield group, list(members)
+
+
 def _as_dict(row: Row) -> dict[str, object]:
     figures = {"p50": row.median, "p99": row.p99, "best": row.best, "worst": row.worst}
     return {**asdict(row), **figures}
@@ -59,7 +89,7 @@ def _as_dict(row: Row) -> dict[str, object]:
 
 def results_tables(rows: Sequence[Row]) -> Iterator[Table]:
     """One table for each group, ratios first."""
-    for group, members in itertools.groupby(rows, key=lambda row: row.group):
+    for group, members in _grouped(rows):
         table = Table(title=group, title_justify="left", title_style="bold", expand=True)
         table.add_column("ratio", justify="right", style="bold", no_wrap=True)
         table.add_column("goal", no_wrap=True)
@@ -76,15 +106,28 @@ def results_tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        "" if row.ratio is None else f"{row.ratio:.3f}",
+        ratio_text(row),
         row.goal,
-        row.name,
+        described(row),
         f"{_figure(row.median)} {row.unit}",
         _figure(row.p99),
         f"{_figure(row.best)} to {_figure(row.worst)}",
         row.ratio_of,
         row.by_hand,
     )
+
+
+def ratio_text(row: Row) -> str:
+    """The ratio, with its least and most where it is of several rounds."""
+    if row.ratio is None:
+        return ""
+    spread = f" ({min(row.ratios):.2f} to {max(row.ratios):.2f})" if row.ratios else ""
+    return f"{row.ratio:.3f}{spread}"
+
+
+def described(row: Row) -> str:
+    """What was measured, and under which settings."""
+    return f"{row.name} [{row.settings}]" if row.settings else row.name
 
 
 def _figure(value: float) -> str:

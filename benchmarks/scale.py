@@ -19,8 +19,8 @@ class Scale:
     chunk_count: int
     first_layer_chunks: int
     pressed_chunks: int  # read again and again while memory is short
-    pressed_rounds: int
-    pressed_shares: tuple[float, ...]  # of them that fit into memory; the last has room for all
+    pressed_rounds: int  # a claim needs several
+    pressed_shares: tuple[float, ...]  # of them that memory has room for
     small_chunks: int
     many_objects: int
     repeats: int  # of what is quick
@@ -43,8 +43,8 @@ QUICK = Scale(
     chunk_count=16,
     first_layer_chunks=16,
     pressed_chunks=16,
-    pressed_rounds=2,
-    pressed_shares=(0.25, 1.5),
+    pressed_rounds=1,
+    pressed_shares=(0.5,),
     small_chunks=1_000,
     many_objects=2_000,
     repeats=1,

@@ -16,7 +16,14 @@ from typing import Concatenate, ParamSpec, TypeVar, get_args
 
 from benchmarks.bench import Bench
 from benchmarks.measure import Row
-from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration, TenantShare
+from objectcache_schemas.schedule import (
+    EVERY_EPOCH,
+    FOR_LIFE,
+    PolicyName,
+    RatesName,
+    ScheduleConfiguration,
+    TenantShare,
+)
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.due_times import PLANNED_MAX
@@ -110,7 +117,9 @@ def _hard_cases(demands: list[Demand]) -> Iterator[tuple[str, _Times]]:
             name = f"{policy}, {tenant_count} capped tenants"
             yield name, _quietly(_run_capped, policy, demands, tenant_count)
         yield f"{policy}, another cap", _quietly(_run_configure, policy, demands)
-    yield "an epoch's end", _quietly(_run_epoch_ends, demands)
+    for policy in RATE_POLICIES:
+        yield f"{policy}, an epoch's end", _quietly(_run_epoch_ends, policy, demands)
+    yield "an epoch's end, rates for life", _quietly(_run_epoch_ends_for_life, demands)
     yield "a plan", _quietly(_run_plans, demands)
 
 
@@ -152,9 +161,23 @@ def _run_configure(times: _Times, policy: PolicyName, demands: list[Demand]) -> 
         now_s = _decide(times, scheduler, now_s, DELIVERIES // 10)
 
 
-def _run_epoch_ends(times: _Times, demands: list[Demand]) -> None:
-    """Half of the flows run; the others wait, find no room, and come again."""
-    scheduler = _scheduler("calibrated_stall_opt", CAP_GBPS, {})
+def _run_epoch_ends(times: _Times, policy: PolicyName, demands: list[Demand]) -> None:
+    """All of the flows get other rates, because one goes and one comes."""
+    scheduler = _scheduler(policy, CAP_GBPS, {})
+    jobs = [_Job(demand) for demand in demands]
+    for job in jobs:
+        scheduler.add(job, job.demand, 0.0, pooled=True)
+    now_s = _decide(_Times(), scheduler, 0.0, 2 * DELIVERIES)
+    for number in range(ROUNDS):
+        job = jobs[number]
+        scheduler.remove(job, now_s)
+        scheduler.add(job, job.demand, now_s, pooled=True)
+        now_s = _decide(times, scheduler, now_s + 0.011, DELIVERIES // 10)
+
+
+def _run_epoch_ends_for_life(times: _Times, demands: list[Demand]) -> None:
+    """Half of the flows run at a rate for life; the others find no room, and come again."""
+    scheduler = _scheduler("calibrated_stall_opt", CAP_GBPS, {}, FOR_LIFE)
     half = len(demands) // 2
     for demand in demands[:half]:
         scheduler.add(_Job(demand), demand, 0.0, pooled=True)
@@ -194,22 +217,29 @@ def _decide(times: _Times, scheduler: Scheduler[_Job], now_s: float, count: int)
 
 
 def _configuration(
-    policy: PolicyName, cap_gbps: float, tenants: dict[str, TenantShare]
+    policy: PolicyName,
+    cap_gbps: float,
+    tenants: dict[str, TenantShare],
+    rates: RatesName = EVERY_EPOCH,
 ) -> ScheduleConfiguration:
     return ScheduleConfiguration(
         policy=policy,
         cap_gbps=cap_gbps,
         margin_gbps=5.0,
         epoch_s=0.01,
+        rates=rates,
         layerwise_threshold_bytes=0,
         tenants=tenants,
     )
 
 
 def _scheduler(
-    policy: PolicyName, cap_gbps: float, tenants: dict[str, TenantShare]
+    policy: PolicyName,
+    cap_gbps: float,
+    tenants: dict[str, TenantShare],
+    rates: RatesName = EVERY_EPOCH,
 ) -> Scheduler[_Job]:
-    return Scheduler(_configuration(policy, cap_gbps, tenants), 0.0)
+    return Scheduler(_configuration(policy, cap_gbps, tenants, rates), 0.0)
 
 
 def _run(times: _Times, policy: PolicyName, demands: list[Demand]) -> None:

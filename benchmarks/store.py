@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import sys
 import threading
 import time
 from collections.abc import Generator
@@ -153,7 +152,7 @@ class Store:
 
     def forget_cached(self) -> None:
         """Let the page cache forget the data files, and upkeep what it was to bring back."""
-        self.engine.path_use.take_missed(sys.maxsize)
+        self.engine.path_use.forget_missing()
         self.engine.upkeep.round()  # after the one that may be under way
         volume = self.engine.volume
         for segment in volume.segments():

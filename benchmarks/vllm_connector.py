@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from objectcache.connectors.namespace import KvNamespace
-from objectcache.connectors.vllm.lookups import Lookups
-from objectcache.connectors.vllm.paged_layout import ContentShape, PagedLayer
+from objectcache.connectors.vllm.scheduler.lookups import Lookups
+from objectcache.connectors.vllm.worker.paged_layout import ContentShape, PagedLayer
 from tests.engines.vllm_engine import ORDERS, Engine, EngineConfigs, model_directory, paged_tensors
 from tests.servers import RunningServer, start_server
 
@@ -90,6 +90,7 @@ def measure_scheduler(server: RunningServer, directory: Path) -> None:
         "bucket": "vllm-benchmark",
         "credentials_file": str(server.credentials_file),
         "lookup_timeout_s": 5.0,
+        "load_mode": "layerwise",
     }
     random = np.random.default_rng(1)
     prompts = [random.integers(10, 900, TOKENS).tolist() for _ in range(REQUESTS)]

@@ -20,6 +20,7 @@ from transformers import (  # pyright: ignore[reportMissingImports]
 )
 
 from objectcache import Client
+from objectcache.connectors.layer_timings import LayerTimings
 from objectcache.connectors.transformers_cache import LayerwiseCache, chunks_of, layout_of
 from objectcache.errors import ObjectCacheError
 from objectcache.kv_bucket import KvBucket
@@ -45,16 +46,16 @@ def make_model() -> Any:
     return LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
-def prefill(model: Any, bucket: KvBucket, prompt: Any) -> tuple[Any, int]:
+def prefill(model: Any, bucket: KvBucket, prompt: Any, timings: LayerTimings) -> tuple[Any, int]:
     """Logits of what was computed, and how many tokens of the prompt were not: their KV came from
     the bucket, while the layers before were computed.
     """
     keys = bucket.chunk_keys(prompt[0, :-1].numpy())  # a model computes one token at least
     try:
         matched = bucket.match(keys)
-        with bucket.fetch(keys[:matched]) as delivery:
+        with timings.fetch(bucket, keys[:matched], prompt.shape[1]) as delivery:
             reused = matched * CHUNK_TOKENS
-            cache: Any = LayerwiseCache(model.config, delivery, bucket.layout)
+            cache: Any = LayerwiseCache(model.config, delivery, bucket.layout, timings)
             logits = run(model, prompt[:, reused:], cache)
     except ObjectCacheError as error:
         print(f"computing everything: {error}")
@@ -83,11 +84,12 @@ def main() -> None:
     document = torch.randint(0, 1000, (1, DOCUMENT_TOKENS), generator=generator)
     with Client.from_environment() as client:
         bucket = client.kv_bucket(BUCKET, layout, create=True)
+        timings = LayerTimings(model)
         for number in (1, 2):
             question = torch.randint(0, 1000, (1, QUESTION_TOKENS), generator=generator)
             prompt = torch.cat([document, question], dim=1)
             started_s = time.monotonic()
-            logits, reused = prefill(model, bucket, prompt)
+            logits, reused = prefill(model, bucket, prompt, timings)
             took_s = time.monotonic() - started_s
             print(
                 f"question {number}: {reused} of {prompt.shape[1]} tokens reused, "

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration, TenantShare
+from objectcache_schemas.schedule import (
+    EVERY_EPOCH,
+    PolicyName,
+    RatesName,
+    ScheduleConfiguration,
+    TenantShare,
+)
 from objectcache_storage_server.plan import Plan
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.flow import Job
@@ -20,6 +26,7 @@ def a_configuration(
     *,
     margin_gbps: float = 5.0,
     epoch_s: float = 0.01,
+    rates: RatesName = EVERY_EPOCH,
     tenants: dict[str, TenantShare] | None = None,
 ) -> ScheduleConfiguration:
     """A schedule in force."""
@@ -28,6 +35,7 @@ def a_configuration(
         cap_gbps=cap_gbps,
         margin_gbps=margin_gbps,
         epoch_s=epoch_s,
+        rates=rates,
         layerwise_threshold_bytes=0,
         tenants=tenants or {},
     )

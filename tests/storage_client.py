@@ -152,8 +152,11 @@ class EventClient(FrameClient):
 class TargetClient(EventClient):
     """A session on the target socket, with one registered target."""
 
-    def __init__(self, storage: StorageClient, identity: str = "root") -> None:
-        ticket = storage.ask(CreateSession(identity=identity), SessionTicket)
+    def __init__(
+        self, storage: StorageClient, identity: str = "root", access_key: str = ""
+    ) -> None:
+        ask = CreateSession(identity=identity, access_key=access_key)
+        ticket = storage.ask(ask, SessionTicket)
         super().__init__(ticket.socket_path)
         self.ticket = ticket
         self.send(JoinSession(v=PROTOCOL_VERSION, ticket=ticket.ticket))

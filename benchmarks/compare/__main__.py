@@ -18,6 +18,7 @@ from rich.console import Console
 
 from benchmarks.compare.cells import FULL, JUDGED, QUICK, Cell
 from benchmarks.compare.contestants import started
+from benchmarks.compare.grid import grid_lines
 from benchmarks.compare.limits import Limits
 from benchmarks.compare.plot import plot
 from benchmarks.compare.rounds import Entrant, Pace, log_file, measure_cell
@@ -27,8 +28,7 @@ from benchmarks.compare.worker import running_worker
 from benchmarks.figures.plots import save
 from benchmarks.report import commit, machine
 
-FULL_PACE = Pace(rounds=5, path_s_max=3.0, requests_max=8192)
-QUICK_PACE = Pace(rounds=5, path_s_max=3.0, requests_max=8192)
+ROUNDS, PATH_S_MAX, REQUESTS_MAX = 5, 3.0, 8192
 NAME = "compare"
 
 
@@ -37,7 +37,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks.compare", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two prefixes, for a first look")
     parser.add_argument(
-        "--only", help="clients with a path whose name holds this word; all servers start"
+        "--only",
+        action="append",
+        help="clients with a path whose name holds this word; may be repeated; all servers start",
+    )
+    parser.add_argument(
+        "--prefix", action="append", help="prefixes whose name holds this word; may be repeated"
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of a path")
+    parser.add_argument(
+        "--path-seconds",
+        type=float,
+        default=PATH_S_MAX,
+        help="a path whose fetches of a prefix took longer is measured less often",
     )
     parser.add_argument(
         "--data-dir",
@@ -62,7 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     judgements = judge(rows, JUDGED)
     verdicts = [str(judgement) for judgement in judgements]
     state = f"commit {run['commit']}, {run['machine']}, load after {os.getloadavg()[0]:.1f}"
-    text = "\n".join([markdown(rows, limits, verdicts), *failures, state, ""])
+    pace = f"{options.rounds} rounds, fewer of what took {options.path_seconds:g} s in all"
+    text = "\n".join(
+        [markdown(rows, limits, verdicts), *grid_lines(rows), "", *failures, pace, state, ""]
+    )
     options.results.mkdir(parents=True, exist_ok=True)
     table, samples = (options.results / f"{NAME}.{kind}" for kind in ("md", "json"))
     table.write_text(text)
@@ -78,8 +93,8 @@ def _measured(
     options: argparse.Namespace,
 ) -> tuple[list[Row], dict[Cell, Limits], list[Entrant]]:
     """Rows, the machine's limits for each cell, and who failed in the midst of it."""
-    cells = QUICK if options.quick else FULL
-    pace = QUICK_PACE if options.quick else FULL_PACE
+    cells = _chosen(QUICK if options.quick else FULL, options.prefix)
+    pace = Pace(options.rounds, options.path_seconds, REQUESTS_MAX)
     rows: list[Row] = []
     limits: dict[Cell, Limits] = {}
     with ExitStack() as undo:
@@ -96,6 +111,14 @@ def _measured(
     return rows, limits, [entrant for entrant in entrants if entrant.failures]
 
 
+def _chosen(cells: Sequence[Cell], words: Sequence[str] | None) -> Sequence[Cell]:
+    """Those whose names hold one of the words. Exits where there are none."""
+    chosen = [cell for cell in cells if words is None or any(word in str(cell) for word in words)]
+    if not chosen:
+        raise SystemExit(f"no prefix is called so; there are {', '.join(map(str, cells))}")
+    return chosen
+
+
 def _narrator(undo: ExitStack) -> Callable[[str], None]:
     """What shows how far it is: one line that changes, or lines where nobody watches."""
     console = Console(stderr=True)
@@ -106,14 +129,15 @@ def _narrator(undo: ExitStack) -> Callable[[str], None]:
 
 
 def _entered(
-    undo: ExitStack, folder: Path, cells: Sequence[Cell], only: str | None
+    undo: ExitStack, folder: Path, cells: Sequence[Cell], only: Sequence[str] | None
 ) -> list[Entrant]:
     """Every contestant, with its client connected where its server runs."""
     entrants: list[Entrant] = []
     for number, contestant in enumerate(
         started(undo, folder, max(cell.payload_bytes for cell in cells))
     ):
-        if only is not None and not any(only in way.name for way in contestant.ways):
+        names = [way.name for way in contestant.ways]
+        if only is not None and not any(word in name for word in only for name in names):
             continue
         if contestant.missing:
             entrants.append(Entrant(contestant, None))

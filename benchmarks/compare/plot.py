@@ -30,7 +30,7 @@ def plot(rows: Sequence[Row]) -> Figure:
         _draw(panel, cell, members)
     for panel in axes[len(cells) :]:
         panel.set_axis_off()
-    axes[0].legend(fontsize=7)
+    axes[0].legend(loc="upper left", fontsize=7)
     return figure
 
 

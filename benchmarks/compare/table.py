@@ -66,10 +66,10 @@ def _line(row: Row) -> str:
         return f"| {way.name} | not measured: {row.missing} |" + " |" * 8
     cells = (
         way.name,
-        f"{_ms(row.first_layer_s)} ({_ms(row.first_layer_p99_s)})",
-        f"{_ms(row.last_layer_s)} ({_ms(row.last_layer_p99_s)})",
+        f"{ms(row.first_layer_s)} ({ms(row.first_layer_p99_s)})",
+        f"{ms(row.last_layer_s)} ({ms(row.last_layer_p99_s)})",
         f"{row.rate_bytes_per_s / GB:.2f}",
-        _ms(row.ttft_s),
+        ms(row.ttft_s),
         f"{row.client_s_per_gb:.2f}",
         f"{row.server_s_per_gb:.2f}",
         str(way.copies),
@@ -79,7 +79,8 @@ def _line(row: Row) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
+    """Milliseconds, with the decimals that they are worth."""
     figure = 1000 * seconds
     decimals = 2 if figure < 10 else 1 if figure < 100 else 0
     return f"{figure:,.{decimals}f}"

@@ -15,6 +15,8 @@ from rich.table import Table
 
 from benchmarks.bench import Bench
 from benchmarks.figures.aggregation import AggregationExperiment
+from benchmarks.figures.bare_store import BareStoreExperiment
+from benchmarks.figures.elements import ElementsExperiment
 from benchmarks.figures.experiment import (
     Context,
     Experiment,
@@ -27,8 +29,9 @@ from benchmarks.figures.experiment import (
 from benchmarks.figures.kernel_cap import KernelCapExperiment
 from benchmarks.figures.one_object import OneObjectExperiment
 from benchmarks.figures.overhead import OverheadExperiment
+from benchmarks.figures.overlap import OverlapExperiment
 from benchmarks.figures.pacing import PacingExperiment
-from benchmarks.figures.plots import save
+from benchmarks.figures.plots import save, state_conditions
 from benchmarks.figures.rate_sweep import RateExperiment
 from benchmarks.figures.tenth import TenthExperiment
 from benchmarks.figures.workloads import WorkloadsExperiment
@@ -38,8 +41,11 @@ from benchmarks.scale import FULL, QUICK
 SCALE = 16  # 100 Gbps become 6.25, and the 7 GiB of 64K tokens at 87.5 % become 448 MiB
 TABLE_COLUMNS = 220
 EXPERIMENTS: tuple[Experiment[Any], ...] = (
+    BareStoreExperiment(),
     OneObjectExperiment(),
     AggregationExperiment(),
+    OverlapExperiment(),
+    ElementsExperiment(),
     OverheadExperiment(),
     TenthExperiment(),
     RateExperiment(),
@@ -105,7 +111,9 @@ def _run(experiment: Experiment[Any], options: argparse.Namespace, console: Cons
             return
     files = [options.results / f"{experiment.name}.csv"]
     write_csv(files[0], rows)
-    files += save(experiment.plot(rows), options.results, experiment.name)
+    figure = experiment.plot(rows)
+    state_conditions(figure, experiment.conditions)
+    files += save(figure, options.results, experiment.name)
     _print(experiment, rows, console)
     took_s = time.monotonic() - begun_s
     console.print(f"{', '.join(str(file) for file in files)} ({took_s:.0f} s)\n")
@@ -117,7 +125,7 @@ def _print(experiment: Experiment[Any], rows: Sequence[object], console: Console
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(written(cell) for cell in cells(row)))
-    console.print(table, *experiment.notes(rows), sep="\n")
+    console.print(table, experiment.conditions, *experiment.notes(rows), sep="\n")
 
 
 if __name__ == "__main__":

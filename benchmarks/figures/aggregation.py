@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from benchmarks.figures.carriers import CARRIERS, HTTP, series, transports
 from benchmarks.figures.experiment import Context, Experiment
-from benchmarks.figures.fabrics import labelled, transports
-from benchmarks.figures.plots import lines, panels
+from benchmarks.figures.plots import legend_above, lines, panels
 from benchmarks.figures.served import CACHED
 from benchmarks.prefix import Geometry, check_delivery, fill_chunks
 from benchmarks.server import Server
@@ -24,9 +24,8 @@ from objectcache_schemas.limits import KIB, MIB
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-AGG = "S3Agg-LW"
-BATCH = "S3Batch-CW"
-TCP = "S3TCP"
+ONE_REQUEST = {"layerwise": "S3RDMA Agg", "chunkwise": "S3RDMA Batch"}
+TCP = series(HTTP, "a GET a chunk", "S3TCP")
 CHUNK_TOKENS = (16, 32, 64, 128, 256, 512)
 QUICK_CHUNK_TOKENS = (16, 512)
 CONTEXT_TOKENS = 65536  # of the paper's largest request, before scaling
@@ -52,12 +51,16 @@ class AggregationRow:
 
 
 class AggregationExperiment(Experiment[AggregationRow]):
-    """Figure 11. S3TCP is one GET a chunk by an S3 SDK's threads, the others one request in all,
-    over each transport into memory that this machine has.
+    """Figure 11. One GET a chunk by an S3 SDK's threads, and one request in all, over each
+    transport into memory that this machine has.
     """
 
     name: ClassVar[str] = "aggregation"
     title: ClassVar[str] = "Figure 11: throughput against chunk size"
+    conditions: ClassVar[str] = (
+        "Bytes are the paper's over the scale, chunks as large. One host: bytes go over loopback "
+        "or through memory, none over RDMA. Warm."
+    )
 
     def run(self, context: Context) -> list[AggregationRow]:
         repeats = QUICK_REPEATS if context.is_quick else REPEATS
@@ -70,21 +73,21 @@ class AggregationExperiment(Experiment[AggregationRow]):
 
     def plot(self, rows: Sequence[AggregationRow]) -> Figure:
         figure, (panel,) = panels(1, 1)
-        series = {
+        shown = {
             path: (
                 [float(row.chunk_tokens) for row in rows if row.path == path],
                 [row.gbytes_per_s for row in rows if row.path == path],
             )
             for path in dict.fromkeys(row.path for row in rows)
         }
-        lines(panel, series)
+        lines(panel, shown)
         panel.set_xscale("log", base=2)
         ticks = sorted({row.chunk_tokens for row in rows})
         panel.set_xticks(ticks, [str(tick) for tick in ticks])
         panel.set_xlabel("tokens a chunk (G)")
         panel.set_ylabel("GB/s")
         panel.set_ylim(bottom=0)
-        panel.legend(fontsize=7)
+        legend_above(figure, panel)
         return figure
 
     def notes(self, rows: Sequence[AggregationRow]) -> list[str]:
@@ -95,6 +98,11 @@ class AggregationExperiment(Experiment[AggregationRow]):
             for path in dict.fromkeys(row.path for row in rows)
             for least, most in [_ends([row for row in rows if row.path == path])]
         ]
+
+
+def of_one_request(transport: str, mode: str) -> str:
+    """The name of a series of one request for all chunks."""
+    return series(CARRIERS[transport], f"one {mode} request", ONE_REQUEST[mode])
 
 
 def geometries(scale: int, is_quick: bool) -> Iterator[Geometry]:
@@ -127,9 +135,9 @@ def _measure(server: Server, geometry: Geometry, repeats: int) -> Iterator[Aggre
         s3 = server.s3(CONNECTIONS)
         memory = np.ones((geometry.chunk_count, geometry.chunk_bytes), np.uint8)
         ways: dict[str, Callable[[], None]] = {
-            labelled(path, transport): partial(_fetch, bucket, keys, mode, transport)
+            of_one_request(transport, mode): partial(_fetch, bucket, keys, mode, transport)
             for transport in transports()
-            for path, mode in ((AGG, "layerwise"), (BATCH, "chunkwise"))
+            for mode in ONE_REQUEST
         }
         ways[TCP] = lambda: _get_each(s3, bucket.name, keys, memory, threads)
         for transport in transports():

@@ -36,6 +36,7 @@ class Experiment(ABC, Generic[RowT]):
 
     name: ClassVar[str]
     title: ClassVar[str]
+    conditions: ClassVar[str]  # what is scaled, and what carried the bytes
 
     @abstractmethod
     def run(self, context: Context) -> list[RowT]:

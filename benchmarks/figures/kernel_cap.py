@@ -53,6 +53,10 @@ class KernelCapExperiment(Experiment[KernelRow]):
 
     name: ClassVar[str] = "kernel_cap"
     title: ClassVar[str] = "Cross-check: TTFT under the kernel's cap and under the scheduler's"
+    conditions: ClassVar[str] = (
+        "Bytes and rates are the paper's over the scale or over 64, times are not scaled. Bytes go "
+        "in HTTP bodies over a link between two network namespaces of one host."
+    )
 
     def run(self, context: Context) -> list[KernelRow]:
         geometry = scaled(REQUEST, max(SCALE_MIN, context.scale), NUM_LAYERS)
@@ -88,7 +92,7 @@ class KernelCapExperiment(Experiment[KernelRow]):
         panel.set_xlabel("cap, Gbps (scaled)")
         panel.set_ylabel("TTFT, ms")
         panel.set_ylim(bottom=0)
-        panel.legend(fontsize=7)
+        panel.legend(loc="upper left", fontsize=7)
         return figure
 
     def notes(self, rows: Sequence[KernelRow]) -> list[str]:

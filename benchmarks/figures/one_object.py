@@ -1,4 +1,7 @@
-"""Figures 9 and 10: one object by S3TCP, Buffer and Direct, over each transport into memory.
+"""Figures 9 and 10: one object in an HTTP body, and into memory staged in the gateway or past it.
+
+The paper calls the three S3TCP, S3RDMA Buffer and S3RDMA Direct. No byte goes over RDMA here: what
+lies on one host goes through shared memory, or is copied between the processes.
 
 What it takes with one request at a time is split as the server's own trace splits it, which is the
 paper's figure 10.
@@ -17,9 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from benchmarks.figures.carriers import CARRIERS, HTTP, SHARED_MEMORY, series, transports
 from benchmarks.figures.experiment import Context, Experiment
-from benchmarks.figures.fabrics import SHARED_MEMORY, labelled, transports
-from benchmarks.figures.plots import lines, panels
+from benchmarks.figures.plots import legend_above, lines, panels
 from benchmarks.figures.served import CACHED, Served
 from benchmarks.prefix import Geometry
 from benchmarks.server import Server
@@ -30,9 +33,11 @@ from objectcache_schemas.limits import KIB
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TCP = "S3TCP"
-BUFFER = "S3RDMA Buffer"
-DIRECT = "S3RDMA Direct"
+TCP = series(HTTP, "one GET", "S3TCP")
+PATHS = {
+    "buffer": ("staged in the gateway", "S3RDMA Buffer"),
+    "direct": ("past the gateway", "S3RDMA Direct"),
+}
 OBJECT_KIB = (64, 256, 1024, 4096)
 QUICK_OBJECT_KIB = (64, 4096)
 CONCURRENCY = (1, 8)
@@ -59,10 +64,14 @@ class PathRow:
 
 
 class OneObjectExperiment(Experiment[PathRow]):
-    """Figures 9 and 10, warm, on this machine. Figure 8 is of the bare store: `make bench`."""
+    """Figures 9 and 10, warm, on this machine."""
 
     name: ClassVar[str] = "one_object"
     title: ClassVar[str] = "Figures 9 and 10: one object by each path"
+    conditions: ClassVar[str] = (
+        "Nothing is scaled. One host: bytes go over loopback or through memory, none over RDMA, "
+        "which the paper's Buffer and Direct went over; 8 at once where the paper has 8 and 32."
+    )
 
     def run(self, context: Context) -> list[PathRow]:
         requests = QUICK_REQUESTS if context.is_quick else REQUESTS
@@ -77,20 +86,20 @@ class OneObjectExperiment(Experiment[PathRow]):
         figure, axes = panels(1, len(CONCURRENCY))
         for panel, concurrency in zip(axes, CONCURRENCY, strict=True):
             of_panel = [row for row in rows if row.concurrency == concurrency]
-            series = {
+            shown = {
                 path: (
                     [float(row.object_kib) for row in of_panel if row.path == path],
                     [row.gbytes_per_s for row in of_panel if row.path == path],
                 )
                 for path in dict.fromkeys(row.path for row in of_panel)
             }
-            lines(panel, series)
+            lines(panel, shown)
             panel.set_xscale("log", base=2)
             panel.set_xlabel("KiB an object")
             panel.set_ylabel("GB/s")
             panel.set_ylim(bottom=0)
             panel.set_title(f"C={concurrency}")
-        axes[0].legend(fontsize=7)
+        legend_above(figure, axes[0])
         return figure
 
     def notes(self, rows: Sequence[PathRow]) -> list[str]:
@@ -136,13 +145,14 @@ def _ways(
     object_bytes = objects[0].nbytes
     for transport in transports():
         targets = [_target(client, transport, object_bytes) for _ in range(threads)]
-        for path, forced in ((BUFFER, "buffer"), (DIRECT, "direct")):
+        for forced, (how, papers) in PATHS.items():
+            name = series(CARRIERS[transport], how, papers)
             way = partial(_fetch, bucket, keys, targets, forced)
             for thread, target in enumerate(targets):
                 way(thread, thread)
                 if not np.array_equal(target.array, objects[thread % OBJECTS].reshape(-1)):
-                    raise SystemExit(f"{path} over {transport} delivered other bytes")
-            ways[labelled(path, transport)] = way
+                    raise SystemExit(f"{name}: other bytes were delivered")
+            ways[name] = way
     return ways
 
 

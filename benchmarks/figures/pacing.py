@@ -27,7 +27,7 @@ from benchmarks.figures.scaled import ScaledRequest, schedule
 from benchmarks.figures.served import Served, served
 from benchmarks.warm import CACHED_BYTES
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration
+from objectcache_schemas.schedule import FOR_LIFE, PolicyName, ScheduleConfiguration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,6 +64,10 @@ class PacingExperiment(Experiment[PacingRow]):
 
     name: ClassVar[str] = "pacing"
     title: ClassVar[str] = "Pacing: achieved rates against assigned ones, and the cap"
+    conditions: ClassVar[str] = (
+        "Bytes and rates are the paper's over the scale. Bytes go into memory of the process, or "
+        "through shared memory on one host."
+    )
 
     def run(self, context: Context) -> list[PacingRow]:
         layers = QUICK_LAYERS if context.is_quick else LAYERS
@@ -100,7 +104,7 @@ class PacingExperiment(Experiment[PacingRow]):
             grouped_bars(panel, names, series)
             panel.set_title(f"achieved less assigned rate, % ({measured_by})")
             panel.tick_params(axis="x", labelsize=6)
-        axes[0].legend(fontsize=7)
+        axes[0].legend(loc="upper left", fontsize=7)
         return figure
 
     def notes(self, rows: Sequence[PacingRow]) -> list[str]:
@@ -175,6 +179,7 @@ def _configuration(policy: PolicyName, scale: int) -> ScheduleConfiguration:
         cap_gbps=WORKLOADS[WORKLOAD].cap_gbps / scale,
         margin_gbps=MARGIN_GBPS / scale,
         epoch_s=EPOCH_S,
+        rates=FOR_LIFE,
         layerwise_threshold_bytes=0,
     )
 

@@ -17,7 +17,7 @@ from benchmarks.figures.paper_data import (
     PaperRequest,
 )
 from benchmarks.prefix import Geometry
-from objectcache_schemas.schedule import PolicyName, ScheduleChanges
+from objectcache_schemas.schedule import FOR_LIFE, PolicyName, ScheduleChanges
 from objectcache_storage_server.scheduling.demand import Demand
 
 QUICK_LAYERS = 4
@@ -59,10 +59,11 @@ class ScaledRequest:
 
 
 def schedule(policy: PolicyName, cap_gbps: float, scale: int, epoch_s: float) -> ScheduleChanges:
-    """The paper's cap and margin, scaled; a cap of 0 is none."""
+    """The paper's cap, margin and rates, which hold for life, scaled; a cap of 0 is none."""
     return ScheduleChanges(
         policy=policy,
         cap_gbps=cap_gbps / scale,
         margin_gbps=MARGIN_GBPS / scale,
         epoch_s=epoch_s,
+        rates=FOR_LIFE,
     )

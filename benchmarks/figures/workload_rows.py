@@ -19,7 +19,7 @@ from benchmarks.figures.paper_data import (
 )
 from benchmarks.figures.scaled import ScaledRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_schemas.schedule import PolicyName
+from objectcache_schemas.schedule import FOR_LIFE, PolicyName
 from objectcache_storage_server.what_if.prediction import Link, Prediction, predict
 from objectcache_storage_server.what_if.request_rows import Request
 
@@ -132,7 +132,7 @@ def taken(runs: Sequence[Run], wanted: int) -> Runs:
 
 
 def predicted(
-    paper: PaperWorkload, requests: Sequence[ScaledRequest], policy: str, scale: int
+    paper: PaperWorkload, requests: Sequence[ScaledRequest], policy: PolicyName, scale: int
 ) -> Prediction:
     """By the overlap model."""
     link = Link(
@@ -141,13 +141,13 @@ def predicted(
         LINK_GBPS / scale * BYTES_PER_GBIT,
     )
     named = [Request(request.paper.name, request.demand) for request in requests]
-    return predict([policy], named, link)[0]
+    return predict([policy], named, link, FOR_LIFE)[0]
 
 
 def workload_rows(
     name: str,
     requests: Sequence[ScaledRequest],
-    measured: Mapping[str, Runs],
+    measured: Mapping[PolicyName, Runs],
     bases_s: Mapping[str, Mapping[str, float]],
     scale: int,
 ) -> list[WorkloadRow]:

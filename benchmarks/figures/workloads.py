@@ -56,6 +56,10 @@ class WorkloadsExperiment(Experiment[WorkloadRow]):
 
     name: ClassVar[str] = "workloads"
     title: ClassVar[str] = "Figure 16: added TTFT of three workloads, by policy"
+    conditions: ClassVar[str] = (
+        "Bytes and rates are the paper's over the scale, times are not scaled. GPUs are emulated; "
+        "the scheduler paces shared memory on one host."
+    )
 
     def run(self, context: Context) -> list[WorkloadRow]:
         names = ("A",) if context.is_quick else tuple(WORKLOADS)
@@ -84,7 +88,7 @@ class WorkloadsExperiment(Experiment[WorkloadRow]):
             for panel in axes[2 * index : 2 * index + 2]:
                 panel.set_title(f"workload {workload}: {panel.get_title()}")
         for panel in axes[:2]:
-            panel.legend(fontsize=6)
+            panel.legend(loc="upper left", fontsize=6)
         return figure
 
     def notes(self, rows: Sequence[WorkloadRow]) -> list[str]:
@@ -185,8 +189,8 @@ def _alone_s(store: Served, request: ScaledRequest) -> float:
     return statistics.median(samples)
 
 
-def _under_each_policy(context: Context, name: str, workload: _Workload) -> dict[str, Runs]:
-    measured: dict[str, Runs] = {}
+def _under_each_policy(context: Context, name: str, workload: _Workload) -> dict[PolicyName, Runs]:
+    measured: dict[PolicyName, Runs] = {}
     for policy in QUICK_POLICIES if context.is_quick else POLICIES:
         context.say(f"workload {name}, {policy}")
         has_goal = policy in QUICK_POLICIES

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from objectcache_schemas.compute_windows import WINDOW_S_MAX
 from objectcache_schemas.descriptor import (
     CONTEXT_TOKENS_MAX,
     RATE_MIN,
@@ -98,29 +99,32 @@ def checked_seconds(name: str, value: Any) -> float:
 
 
 def checked_compute_s(name: str, value: Any) -> float | None:
-    """A finite number of seconds, 0 or more, or None."""
+    """A number of seconds from 0 to `WINDOW_S_MAX`, or None."""
     if value is None:
         return None
-    if not (isinstance(value, NUMBERS) and 0 <= value < math.inf):
-        raise InvalidRequest(f"{name} must be a finite number of seconds, 0 or more, got {value!r}")
+    is_number = isinstance(value, NUMBERS) and not isinstance(value, bool)
+    if not (is_number and 0 <= value <= WINDOW_S_MAX):
+        raise InvalidRequest(
+            f"{name} must be a number of seconds from 0 to {WINDOW_S_MAX:g}, got {value!r:.40}"
+        )
     return float(value)
 
 
-def checked_context(context_tokens: Any) -> int | None:
-    """The length of a prompt, or None."""
-    if context_tokens is None:
+def checked_token_count(name: str, value: Any) -> int | None:
+    """How many tokens, of a prompt or a step; or None."""
+    if value is None:
         return None
-    count = checked_count("context_tokens", context_tokens)
+    count = checked_count(name, value)
     if count > CONTEXT_TOKENS_MAX:
-        raise InvalidRequest(f"context_tokens must be at most {CONTEXT_TOKENS_MAX}, got {count}")
+        raise InvalidRequest(f"{name} must be at most {CONTEXT_TOKENS_MAX}, got {count}")
     return count
 
 
-def checked_model(model: Any) -> str | None:
-    """A profile's name, or None; the descriptor checks its letters."""
-    if model is not None and not isinstance(model, str):
-        raise InvalidRequest(f"model must be a string, got {type(model).__name__}")
-    return model
+def checked_name(name: str, value: Any) -> str | None:
+    """A name, or None; the descriptor checks its letters."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequest(f"{name} must be a string, got {type(value).__name__}")
+    return value
 
 
 def checked_rate(rate_bytes_per_s: Any) -> float | None:

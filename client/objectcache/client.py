@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +14,11 @@ from objectcache.channel.access_key import AccessKey
 from objectcache.channel.authorities import ca_file_of, client_context
 from objectcache.channel.endpoint import Endpoint
 from objectcache.core import ClientCore, CoreSettings, TransportChoice
-from objectcache.deliveries.fetching import fabric_target, shared_memory_target
+from objectcache.deliveries.fetching import (
+    fabric_target,
+    shared_memory_target,
+    stock_memory,
+)
 from objectcache.kv_bucket import KvBucket
 from objectcache.memory.fabric_joining import FabricSettings
 from objectcache.memory.targets import FabricTarget, SharedMemoryTarget
@@ -155,6 +159,14 @@ class Client:
         `AccessDenied` where it refuses this identity.
         """
         return shared_memory_target(self._core, length_bytes)
+
+    def stock_memory(self, lengths_bytes: Sequence[int]) -> int:
+        """Make and register memory for deliveries of these lengths before the first asks for it;
+        how many bytes there was room for within `target_bytes_max`.
+
+        Raises `Unavailable` where deliveries do not come into registered memory, and makes none.
+        """
+        return stock_memory(self._core, lengths_bytes)
 
     def fabric_target(
         self, length_bytes: int | None = None, *, buffer: Any = None, transport: str | None = None

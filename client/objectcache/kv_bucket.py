@@ -12,20 +12,21 @@ import numpy.typing as npt
 from objectcache.arguments import (
     checked_choice,
     checked_compute_s,
-    checked_context,
     checked_keys,
     checked_layers,
-    checked_model,
+    checked_name,
     checked_parent,
     checked_rate,
     checked_seconds,
+    checked_token_count,
     checked_tokens,
 )
 from objectcache.channel import requests
 from objectcache.channel.responses import PutResult, parse_match
 from objectcache.core import ClientCore, TransportChoice
 from objectcache.deliveries.delivery import Delivery
-from objectcache.deliveries.fetching import FetchRequest, empty_delivery, fetch
+from objectcache.deliveries.fetch_request import FetchRequest
+from objectcache.deliveries.fetching import empty_delivery, fetch
 from objectcache.deliveries.forced_path import checked_path, mode_of, transport_of
 from objectcache.deliveries.put_request import PutRequest
 from objectcache.deliveries.putting import LayerPut, put_chunks
@@ -71,6 +72,8 @@ class KvBucket:
         compute_window_s: float | None = None,
         context_tokens: int | None = None,
         model: str | None = None,
+        fingerprint: str | None = None,
+        computed_tokens: int | None = None,
         rate_bytes_per_s: float | None = None,
         path: str | None = None,
         target: Target | None = None,
@@ -82,12 +85,16 @@ class KvBucket:
         `delivery` is auto, layerwise or chunkwise. `layers` [first, end) asks for some layers only.
         `on_missing` "truncate" delivers the longest stored prefix; "fail" raises `NotFound` with
         `details.missing_index`. `compute_window_s` is the time that the engine computes per layer,
-        for the server's scheduler; where it is not known, `model` names a compute profile that the
-        server has, and `context_tokens` is the length of the whole prompt, of which the prefix is a
-        part. `rate_bytes_per_s` is the most that is wanted. `path` forces one of the paper's paths:
-        agg (layerwise), batch (chunkwise), and for one chunk into a target direct or buffer
-        (staged in the gateway). `target` is memory to fill in place of the client's own;
-        `transport` and `timeout_s` replace the client's. No keys make an empty delivery.
+        for the server's scheduler; 0 says that it computes nothing between layers, as a loop that
+        only moves them on. Where it is not known, `model` names a compute profile that the server
+        has, and `context_tokens` is the length of the whole prompt, of which the prefix is a part.
+        `fingerprint` tells what model computes, on what: a profile of that name is used where there
+        is one, and what is learned of one is not told to another. `computed_tokens` is all that the
+        engine computes in the step that consumes this. `rate_bytes_per_s` is the most that is
+        wanted. `path` forces one of the paper's paths: agg (layerwise), batch (chunkwise), and for
+        one chunk into a target direct or buffer (staged in the gateway). `target` is memory to fill
+        in place of the client's own; `transport` and `timeout_s` replace the client's. No keys make
+        an empty delivery.
 
         Raises `InvalidRequest` for wrong arguments and a target that is too small, `Unavailable`
         when the server is out of reach or `timeout_s` passes without an answer, `Busy` when it (or
@@ -100,8 +107,10 @@ class KvBucket:
         missing = checked_choice("on_missing", OnMissing, on_missing)
         layers = checked_layers(layers, self.layout.num_layers)
         window_s = checked_compute_s("compute_window_s", compute_window_s)
-        context_tokens = checked_context(context_tokens)
-        model = checked_model(model)
+        context_tokens = checked_token_count("context_tokens", context_tokens)
+        model = checked_name("model", model)
+        fingerprint = checked_name("fingerprint", fingerprint)
+        computed_tokens = checked_token_count("computed_tokens", computed_tokens)
         rate_bytes_per_s = checked_rate(rate_bytes_per_s)
         timeout_s = self._timeout_s(timeout_s)
         if not chunk_keys:
@@ -119,6 +128,8 @@ class KvBucket:
             context_tokens=context_tokens,
             model=model,
             rate_bytes_per_s=rate_bytes_per_s,
+            fingerprint=fingerprint,
+            computed_tokens=computed_tokens,
         )
         of_target = target.transport if isinstance(target, FabricTarget) else None
         choice = transport_of(forced, self._transport(transport), len(chunk_keys), of_target)

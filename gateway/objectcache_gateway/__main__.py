@@ -27,7 +27,7 @@ from objectcache_gateway.tls import server_context
 from objectcache_gateway.tracing import open_tracer
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.logs import configure_logging
-from objectcache_schemas.settings import GatewaySettings, Settings, parse_command_line
+from objectcache_schemas.settings import Settings, check_paths, parse_command_line
 from objectcache_schemas.tls import ReloadingContext, keep_reloading
 
 DESCRIPTION = "Run ObjectCache's gateway: S3 and the KV extension over HTTP."
@@ -36,7 +36,9 @@ OTHER_DESCRIPTORS = 64  # listener, event loop, logs, and sockets on their way t
 logger = logging.getLogger("objectcache.gateway")
 
 
-async def run(settings: Settings, root: RootCredentials, started: argparse.Namespace) -> None:
+async def run(
+    settings: Settings, root: RootCredentials, started: argparse.Namespace, connections_max: int
+) -> None:
     """Serve until SIGTERM, SIGINT or (if asked) the end of standard input; then drain."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -49,7 +51,7 @@ async def run(settings: Settings, root: RootCredentials, started: argparse.Names
     loop.add_signal_handler(signal.SIGHUP, _reload, contexts)
     listeners, shown = find_listeners(settings.gateway.listen, started.listen_fd, os.environ)
     tracer = open_tracer(os.environ)
-    gateway = Gateway(settings, CredentialStore(root), tracer)
+    gateway = Gateway(settings, CredentialStore(root), tracer, connections_max)
     contexts += [made for made in (tls, gateway.storage_address.context) if made is not None]
     await gateway.start(listeners, tls)
     control = None
@@ -103,17 +105,25 @@ def raise_descriptor_limit() -> int:
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def warn_of_descriptor_limit(descriptors_max: int, gateway: GatewaySettings) -> None:
-    """Log a warning where the descriptors do not suffice for the connections that are allowed."""
-    connections_max = gateway.connections_max + gateway.storage_connections_max
-    if descriptors_max < connections_max + OTHER_DESCRIPTORS:
-        logger.warning(
-            "%d file descriptors do not suffice for gateway.connections_max and "
-            "gateway.storage_connections_max, which are %d together; raise the hard limit "
-            "(ulimit -Hn) or lower the settings",
-            descriptors_max,
-            connections_max,
-        )
+def connections_that_fit(descriptors_max: int, settings: Settings) -> int:
+    """`gateway.connections_max`, or how many the descriptors suffice for where those are fewer,
+    which is logged.
+    """
+    gateway = settings.gateway
+    others = gateway.storage_connections_max + settings.storage.sessions_max + OTHER_DESCRIPTORS
+    if descriptors_max >= gateway.connections_max + others:
+        return gateway.connections_max
+    fitting = max(descriptors_max - others, descriptors_max // 4)
+    logger.warning(
+        "%d file descriptors suffice for %d client connections, not for gateway.connections_max, "
+        "%d, beside %d others (gateway.storage_connections_max, storage.sessions_max); raise the "
+        "hard limit (ulimit -Hn) or lower the settings",
+        descriptors_max,
+        fitting,
+        gateway.connections_max,
+        others,
+    )
+    return fitting
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -126,16 +136,18 @@ def main(arguments: list[str] | None = None) -> int:
             os.environ,
             add_arguments,
         )
+        if not namespace.exit_with_stdin:  # a supervisor has looked already
+            check_paths(settings, "gateway")
         check_parser()
         configure_logging(
             f"gateway-{namespace.number}", settings.gateway.log_level, settings.server.log_format
         )
         if namespace.start_with_stdin and not wait_for_word():
             return 0
-        warn_of_descriptor_limit(raise_descriptor_limit(), settings.gateway)
+        connections_max = connections_that_fit(raise_descriptor_limit(), settings)
         data_dir = settings.data_dir if settings.server.data_dir else None
         root = load_or_create_root(data_dir, os.environ)
-        uvloop.run(run(settings, root, namespace))
+        uvloop.run(run(settings, root, namespace, connections_max))
     except InvalidRequest as error:
         print(f"objectcache gateway: {error}", file=sys.stderr)
         return 2

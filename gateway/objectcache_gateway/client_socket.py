@@ -10,6 +10,7 @@ import struct
 from types import TracebackType
 from typing import Self
 
+UNSENT_BYTES_MAX = 256 << 10  # of what is under way besides
 CHECKS_PER_TIMEOUT = 4  # so a stall is noticed at most a quarter of the timeout late
 _TCP_INFO_BYTES = 192
 _BYTES_ACKED = struct.Struct("@Q")  # tcpi_bytes_acked of linux/tcp.h
@@ -40,6 +41,17 @@ def cut(transport: asyncio.Transport) -> None:
         with contextlib.suppress(OSError), socket.socket(fileno=descriptor) as connected:
             connected.shutdown(socket.SHUT_RDWR)
     transport.abort()
+
+
+def bound_unsent(transport: asyncio.BaseTransport) -> None:
+    """Have the client's socket take a body in small steps, so that whoever sends it to us sees how
+    fast the client is: without it the system takes megabytes at once, and then nothing.
+    """
+    connected = transport.get_extra_info("socket")
+    if connected is None:
+        return
+    with contextlib.suppress(OSError):
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
 def acked_bytes(transport: asyncio.BaseTransport) -> int | None:

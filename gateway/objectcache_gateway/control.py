@@ -49,6 +49,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
     draining: bool
     log_level: str
+    crowded: str = ""  # whom it turned away lately; empty where that were few
 
 
 class Control:
@@ -127,6 +128,7 @@ class Control:
                 connections=levels.connections,
                 draining=levels.draining,
                 log_level=log_level(),
+                crowded=levels.crowded,
             )
         )
 

@@ -14,6 +14,7 @@ from aiohttp import HttpVersion11, web
 from objectcache_gateway.access.authorizer import RequestAccess
 from objectcache_gateway.bodies.arrival import ArrivalBudget
 from objectcache_gateway.bodies.body import BodyDecoder
+from objectcache_gateway.document_memory import DocumentMemory, RequestDocument
 from objectcache_gateway.handlers.xml_render import XML, error_document
 from objectcache_gateway.request import rdma_request
 from objectcache_gateway.request.addressing import Address
@@ -25,6 +26,7 @@ from objectcache_gateway.request.xml_tree import SMALL_XML_BYTES_MAX
 from objectcache_gateway.signing.sigv4 import Authenticated
 from objectcache_gateway.staging_memory import StagingMemory
 from objectcache_gateway.storage_connection import StoragePool
+from objectcache_gateway.tenant_storage import TenantStorage
 from objectcache_schemas import headers
 from objectcache_schemas.errors import (
     AccessDenied,
@@ -81,6 +83,7 @@ class Exchange:
         settings: Settings,
         storage: StoragePool,
         staging: StagingMemory,
+        documents: DocumentMemory,
         is_draining: Callable[[], bool],
         leave_flight: Callable[[], None] = _nothing,
         identity_for: Callable[[str], str] | None = None,
@@ -92,8 +95,10 @@ class Exchange:
         """
         self.request = request
         self.settings = settings
-        self.storage = storage
+        self._pool = storage
+        self.storage = TenantStorage(storage, "")
         self.staging = staging
+        self._document = RequestDocument(documents)
         self.started_s = time.monotonic()
         self.traceparent = ""  # of this request's span, where there is one
         self.request_id = (
@@ -105,8 +110,10 @@ class Exchange:
         self.error_code = ""  # of the error that the request was answered with
         self.refused_by = ""  # the quota, where it was one
         self.object_bytes: int | None = None  # of the object that is read or stored
+        self.versions: tuple[int, int] | None = None  # of accounts and buckets, that decide
         self.matched: PrefixMatch | None = None  # what a match has found
         self.rdma_declined = False  # a transfer by RDMA that the request asks for
+        self.awaits_body = False  # and nothing is done for the request meanwhile
         self.body_stalled = False  # the request's body stopped arriving, or nearly
         self.response: web.StreamResponse | None = None  # once its head is on the wire
         self.last_bytes = b""  # of a streamed response's body, to leave together with its end
@@ -124,6 +131,7 @@ class Exchange:
     def establish(self, head: RequestHead, query: Mapping[str, str], asked: Asked) -> None:
         """Tell the exchange what was asked."""
         self._head, self._query, self._asked = head, query, asked
+        self.storage = TenantStorage(self._pool, asked.identity)
 
     @property
     def asked(self) -> Asked | None:
@@ -246,6 +254,7 @@ class Exchange:
                 if content.is_eof():
                     data = content.read_nowait()
                 else:
+                    self.awaits_body = True
                     async with asyncio.timeout(budget.left_s):
                         data = await content.readany()
             except TimeoutError as error:
@@ -260,6 +269,8 @@ class Exchange:
                 raise InvalidRequest(
                     "the body's framing is broken", code="IncompleteBody"
                 ) from error
+            finally:
+                self.awaits_body = False
             budget.arrived(len(data), time.monotonic() - asked_s)
             self.received_bytes += len(data)
             if data:
@@ -283,10 +294,21 @@ class Exchange:
             checksum_headers=checksum_headers,
         )
 
+    def hold_document(self, arrived_bytes: int) -> None:
+        """So much has arrived of a document that is kept here. Raises `Busy` past the tenant's
+        share of the memory for them.
+        """
+        self._document.hold(self.identity, arrived_bytes)
+
+    def release_document(self) -> None:
+        """The request has ended, and with it what it kept. Repeating has no effect."""
+        self._document.release()
+
     async def read_body(self, decoder: BodyDecoder) -> bytes:
-        """A whole small body, verified; the decoder's cap bounds it."""
+        """A whole small body, verified; the decoder's cap bounds it. Raises `Busy` too."""
         payload: list[bytes | memoryview] = []
         async for data in self.pieces():
+            self.hold_document(self.received_bytes)
             payload += await feed(decoder, data)
         decoder.finish()
         return b"".join(payload)

@@ -67,7 +67,8 @@ class HealthCheck:
     async def _asked(self) -> HealthState:
         """200 when the storage server serves, else 503; the body says so.
 
-        A gateway whose storage connections are all in use is busy, not ill.
+        A gateway whose storage connections are all in use is busy, not ill, and one whose store
+        takes no changes still serves what is stored.
         """
         try:
             health = await self._ask(GetHealth())
@@ -77,6 +78,9 @@ class HealthCheck:
             return HealthState(503, {"status": "unavailable", "message": error.message})
         if health.draining:
             return HealthState(503, {"status": "draining", "engine": health.engine})
+        if health.flush_failure:
+            body = {"status": "read_only", "engine": health.engine, "message": health.flush_failure}
+            return HealthState(200, body)
         return HealthState(200, {"status": "ok", "engine": health.engine})
 
     def __repr__(self) -> str:

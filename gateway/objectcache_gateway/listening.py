@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import math
 import os
 import socket
 import ssl
 from collections.abc import Callable, MutableMapping, Sequence
+from typing import Generic, Protocol, TypeVar, cast
 
 from objectcache_schemas.listening import (
     BACKLOG,
@@ -25,6 +28,8 @@ from objectcache_schemas.listening import (
 
 HANDSHAKE_TIMEOUT_S = 10.0
 ACCEPT_PAUSE_S = 0.1  # after a failure: there are no descriptors, and some are closed meanwhile
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+TELL_EVERY_S = 10.0
 
 logger = logging.getLogger("objectcache.gateway.listening")
 
@@ -45,29 +50,46 @@ def find_listeners(
     return listeners, str(address.with_port(port_of(listeners[0])))
 
 
-class Acceptor:
+class Arriving(Protocol):
+    """A connection that was accepted, as an asyncio protocol that is told its end in any case."""
+
+    def never_made(self) -> None:
+        """It has ended before `connection_made`."""
+        ...
+
+
+P = TypeVar("P", bound=Arriving)
+
+
+class Acceptor(Generic[P]):
     """Accepts from `listeners`, which it closes in the end, and makes a protocol for each
-    connection. At most `handshakes_max` connections may be within their TLS handshake.
+    connection at once, before a TLS handshake. So whoever bounds the connections sees all.
     """
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[[Callable[[], None]], P],
         tls: ssl.SSLContext | None,
-        handshakes_max: int,
+        make_room: Callable[[], bool] = lambda: False,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
+        """`make_protocol` gets what ends the connection as long as it is not made. `make_room` ends
+        another one where no descriptor is left; false where it cannot.
+        """
         self._listeners = list(listeners)
         self._make_protocol = make_protocol
         self._tls = tls
-        self._handshakes_max = handshakes_max
+        self._make_room = make_room
+        self._handshake_timeout_s = handshake_timeout_s
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._told_s = -math.inf
         self._closed = False
 
     @property
     def connecting_count(self) -> int:
-        """Connections that were accepted and have no protocol yet."""
+        """Connections that were accepted and are not made yet."""
         return len(self._connecting)
 
     def start(self) -> None:
@@ -87,12 +109,12 @@ class Acceptor:
         self._closed = True
 
     async def connected(self) -> None:
-        """Wait until what was accepted has its protocol or has failed."""
+        """Wait until what was accepted is made or has failed."""
         while self._connecting:
             await asyncio.wait(self._connecting)
 
     def abort(self) -> None:
-        """End what has no protocol yet."""
+        """End what is not made yet."""
         for task in self._connecting:
             task.cancel()
 
@@ -107,25 +129,37 @@ class Acceptor:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return False
         except OSError as error:
-            logger.error("cannot accept: %s", error.strerror)
-            self._loop.remove_reader(listener.fileno())
-            self._loop.call_later(ACCEPT_PAUSE_S, self._watch, listener)
+            self._pause(listener, error)
             return False
         connected.setblocking(False)
-        if len(self._connecting) >= self._handshakes_max:
-            connected.close()
-            return True
-        task = self._loop.create_task(self._connect(connected))
+        protocol = self._make_protocol(lambda: _shut(connected))
+        task = self._loop.create_task(self._connect(connected, protocol))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         return True
 
-    async def _connect(self, connected: socket.socket) -> None:
-        timeout_s = None if self._tls is None else HANDSHAKE_TIMEOUT_S
+    def _pause(self, listener: socket.socket, error: OSError) -> None:
+        """Accept nothing for a moment, in which a descriptor becomes free."""
+        has_room = error.errno in NO_DESCRIPTOR and self._make_room()
+        now_s = self._loop.time()
+        if now_s >= self._told_s + TELL_EVERY_S:
+            self._told_s = now_s
+            logger.error("cannot accept: %s", error.strerror)
+        self._loop.remove_reader(listener.fileno())
+        # What was ended is closed in the loop's next turn.
+        self._loop.call_later(0.0 if has_room else ACCEPT_PAUSE_S, self._watch, listener)
+
+    async def _connect(self, connected: socket.socket, protocol: P) -> None:
+        timeout_s = None if self._tls is None else self._handshake_timeout_s
+        is_made = False
         try:
             await self._loop.connect_accepted_socket(
-                self._make_protocol, connected, ssl=self._tls, ssl_handshake_timeout=timeout_s
+                lambda: cast(asyncio.Protocol, protocol),
+                connected,
+                ssl=self._tls,
+                ssl_handshake_timeout=timeout_s,
             )
+            is_made = True
         except (
             OSError,
             TimeoutError,
@@ -133,6 +167,15 @@ class Acceptor:
             logger.debug("no connection: %s", type(error).__name__)
             with contextlib.suppress(OSError):
                 connected.close()
+        finally:
+            if not is_made:
+                protocol.never_made()
 
     def __repr__(self) -> str:
         return f"<Acceptor {len(self._listeners)} listeners, {len(self._connecting)} connecting>"
+
+
+def _shut(connected: socket.socket) -> None:
+    """Have the system end a connection whose descriptor the event loop has."""
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)

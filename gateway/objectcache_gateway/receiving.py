@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from objectcache_gateway.bodies.body import BodyDecoder, BodyResult
 from objectcache_gateway.exchange import Exchange, feed
@@ -22,15 +23,40 @@ def is_small(decoder: BodyDecoder) -> bool:
     return size_bytes is not None and size_bytes <= SMALL_BYTES_MAX
 
 
+@dataclass(frozen=True, slots=True)
+class BegunBody:
+    """A body of which the first SMALL_BYTES_MAX, or all, have arrived."""
+
+    first: Sequence[bytes | memoryview]
+    rest: AsyncIterator[bytes]
+
+
+async def begin_body(exchange: Exchange, decoder: BodyDecoder) -> BegunBody:
+    """Receive the first of a body, so that a client which sends a few bytes and stands still holds
+    nothing of the storage server. Raises what is wrong with it.
+    """
+    arriving = exchange.pieces()
+    first: list[bytes | memoryview] = []
+    received_bytes = 0
+    async for data in arriving:
+        first += await feed(decoder, data)
+        received_bytes += len(data)
+        if received_bytes >= SMALL_BYTES_MAX:
+            break
+    return BegunBody(first, arriving)
+
+
 async def receive_into_put(
-    exchange: Exchange, decoder: BodyDecoder, connection: StorageConnection
+    decoder: BodyDecoder, body: BegunBody, connection: StorageConnection
 ) -> BodyResult:
     """Pass the body on to a put that asked for data, and return what it was.
 
     A body that is not right aborts the put and raises what was wrong with it.
     """
     try:
-        async for data in exchange.pieces():
+        if body.first:
+            await connection.send_data(body.first)
+        async for data in body.rest:
             pieces = await feed(decoder, data)
             if pieces:
                 await connection.send_data(pieces)
@@ -48,21 +74,25 @@ async def receive_whole(exchange: Exchange, decoder: BodyDecoder) -> tuple[bytes
     return payload, decoder.finish()
 
 
-async def put_whole(connection: StorageConnection, payload: bytes) -> None:
+async def put_whole(connection: StorageConnection, pieces: Sequence[bytes | memoryview]) -> None:
     """Pass a body that is at hand on to a put that asked for data."""
-    if payload:
-        await connection.send_data([payload])
+    if pieces:
+        await connection.send_data(pieces)
     await connection.end_data()
 
 
 async def decoded(
     exchange: Exchange, decoder: BodyDecoder
 ) -> AsyncIterator[Sequence[bytes | memoryview]]:
-    """The body as it arrives, decoded; a small one in one piece, once all of it is there."""
+    """The body as it arrives, decoded; a small one in one piece, once all of it is there, and of a
+    larger one the first SMALL_BYTES_MAX together.
+    """
     if is_small(decoder):
         yield [await _gathered(exchange, decoder)]
         return
-    async for data in exchange.pieces():
+    body = await begin_body(exchange, decoder)
+    yield body.first
+    async for data in body.rest:
         yield await feed(decoder, data)
 
 

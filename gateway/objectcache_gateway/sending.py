@@ -94,6 +94,8 @@ async def _stream(
     """
     writer = exchange.request.writer
     buffer = memoryview(bytearray(min(length_bytes, BUFFER_BYTES)))
+    if length_bytes > BUFFER_BYTES and exchange.request.transport is not None:
+        client_socket.bound_unsent(exchange.request.transport)
     async with aclosing(connection.receive_body(length_bytes, buffer)) as pieces:
         async for piece in pieces:
             if exchange.response is None:

@@ -8,12 +8,10 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import cast
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from objectcache_gateway import client_socket
 from objectcache_gateway.access.allowances import RequestAllowances
@@ -23,15 +21,13 @@ from objectcache_gateway.access.directory import AccessDirectory
 from objectcache_gateway.access.permissions import NOBODY, Caller
 from objectcache_gateway.access_log import log_access
 from objectcache_gateway.audit_log import open_audit_log
-from objectcache_gateway.exchange import (
-    SERVER_NAME,
-    Asked,
-    Exchange,
-    error_response,
-    request_head,
-)
+from objectcache_gateway.connections.client_connection import ClientConnection, HttpServer
+from objectcache_gateway.connections.crowding import TurnedAway
+from objectcache_gateway.connections.request_places import RequestPlaces
+from objectcache_gateway.document_memory import DocumentMemory
+from objectcache_gateway.exchange import Asked, Exchange, request_head
 from objectcache_gateway.handlers.buckets import check_expected_owner
-from objectcache_gateway.handlers.operations import HANDLERS
+from objectcache_gateway.handlers.operations import COMPUTED_INSTEAD, HANDLERS
 from objectcache_gateway.health import HealthCheck, health_response, is_health_check
 from objectcache_gateway.listening import Acceptor
 from objectcache_gateway.metrics.levels import GatewayLevels
@@ -45,19 +41,16 @@ from objectcache_gateway.request.addressing import (
 from objectcache_gateway.request.rdma_request import asked_rdma, declines_write
 from objectcache_gateway.request.refusals import check_headers, refuse_preflight
 from objectcache_gateway.request.request_head import RequestHead
-from objectcache_gateway.request.request_ids import new_request_id
 from objectcache_gateway.request.routes import route
 from objectcache_gateway.signing.anonymous import anonymous, is_anonymous
 from objectcache_gateway.signing.credentials import CredentialStore
 from objectcache_gateway.signing.sigv4 import Authenticated, SigningKeys, authenticate
 from objectcache_gateway.staging_memory import StagingMemory
-from objectcache_gateway.storage_address import storage_address
-from objectcache_gateway.storage_connection import StoragePool
+from objectcache_gateway.storage_address import storage_address, storage_connections_max
+from objectcache_gateway.storage_connection import StoragePool, without_waiting
 from objectcache_gateway.tracing import RequestTracer
-from objectcache_schemas import headers
 from objectcache_schemas.errors import (
     Busy,
-    InvalidRequest,
     ObjectCacheError,
     Unavailable,
     Unsupported,
@@ -65,10 +58,6 @@ from objectcache_schemas.errors import (
 from objectcache_schemas.messages import Bucket, Health, Object, RequestsTaken
 from objectcache_schemas.settings import Settings
 
-# A key of 1,024 bytes triples when it is encoded, and a presigned query comes on top.
-LINE_BYTES_MAX = 32 << 10
-HEADER_NAME_BYTES = 1 << 10  # beside a descriptor of the largest size, so that its own limit speaks
-READ_BUFFER_BYTES = 256 << 10
 # A connection lives on after an early answer where no more than this of the body is to come.
 REST_KEEPING_BYTES_MAX = 64 << 10
 # What a client may still send after an early answer, so that it reads the answer and not a reset.
@@ -77,114 +66,54 @@ DRAIN_TIMEOUT_S = 2.0
 # A connection that is idle for so long while the gateway drains is not about to be used.
 QUIET_S = 0.25
 NO_FAULT_STATUSES = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.SERVICE_UNAVAILABLE)
-REFUSED_CONNECTIONS_FACTOR = 2  # above this multiple of connections_max there is not even an answer
 
 logger = logging.getLogger("objectcache.gateway.server")
 
 
-class ClientConnection(RequestHandler):
-    """aiohttp's side of one client connection."""
+class _Flight:
+    """One request among those in flight, which it leaves once."""
 
-    def __init__(self, server: HttpServer, settings: Settings) -> None:
-        descriptor_bytes_max = settings.limits.descriptor_header_bytes_max
-        super().__init__(
-            server,
-            loop=asyncio.get_running_loop(),
-            keepalive_timeout=settings.gateway.keepalive_timeout_s,
-            logger=logger,
-            access_log=None,  # type: ignore[arg-type]  # aiohttp tests for it
-            max_line_size=LINE_BYTES_MAX,
-            max_field_size=max(LINE_BYTES_MAX, descriptor_bytes_max + HEADER_NAME_BYTES),
-            lingering_time=0.0,  # the gateway drains by bytes as well as by time
-            read_bufsize=READ_BUFFER_BYTES,
-            auto_decompress=False,  # an object's bytes are what was sent
-        )
-        self._server = server
-        self.is_excess = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the connection, or mark it to be refused at its first request."""
-        tcp = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
-        # With no high-water mark a drained transport is an empty one: its buffers may be reused,
-        # and its socket may be handed over. TLS pauses at the mark, not above it, so that a mark of
-        # 0 would pause an empty transport for good.
-        high_bytes = 0 if tcp.get_extra_info("sslcontext") is None else 1
-        tcp.set_write_buffer_limits(high=high_bytes, low=0)
-        super().connection_made(transport)
-        count, connections_max = self._server.count_connection(1), self._server.connections_max
-        self.is_excess = count > connections_max
-        self._server.counts.accepted_connections += 1
-        self._server.counts.refused_connections += self.is_excess
-        if count > connections_max * REFUSED_CONNECTIONS_FACTOR:
-            tcp.abort()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection."""
-        self._server.count_connection(-1)
-        super().connection_lost(exc)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer what aiohttp could not parse, without a byte of it."""
-        logger.info("unreadable request: %s", type(exc).__name__)
-        self._server.counts.unreadable += 1
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer was begun already")
-        error = InvalidRequest(
-            "the request is not HTTP/1.1, or its head is over a limit", code="InvalidRequest"
-        )
-        request_id = new_request_id()
-        named = {
-            "Server": SERVER_NAME,
-            "x-amz-request-id": request_id,
-            headers.REQUEST_ID: request_id,
-        }
-        response = error_response(error, "GET", "", named)
-        response.force_close()
-        return response
-
-
-class HttpServer(web.Server):
-    """Makes `ClientConnection`s and counts them."""
-
-    def __init__(self, gateway: Gateway, settings: Settings) -> None:
-        super().__init__(gateway.handle, handler_cancellation=True)
-        self.connections_max = settings.gateway.connections_max
-        self.counts = gateway.counts
-        self._settings = settings
-        self._connection_count = 0
+    def __init__(self, left: Callable[[_Flight], None]) -> None:
+        self._left: Callable[[_Flight], None] | None = left
+        self._patience = asyncio.timeout(None)
+        self._is_served = False
+        self.exchange: Exchange | None = None
+        self.tenant = ""  # once the request has a place
 
     @property
-    def connection_count(self) -> int:
-        """Client connections that are open."""
-        return self._connection_count
-
-    def count_connection(self, change: int) -> int:
-        """Count a connection that came or went; returns how many are open."""
-        self._connection_count += change
-        return self._connection_count
-
-    def __call__(self) -> RequestHandler:
-        """A protocol for a connection that was just accepted."""
-        return ClientConnection(self, self._settings)
-
-
-class _Flight:
-    """One request's count among those in flight; it leaves once."""
-
-    def __init__(self, left: Callable[[], None]) -> None:
-        self._left: Callable[[], None] | None = left
+    def waits_for_client(self) -> bool:
+        """Whether nothing is done for it before more of its body arrives."""
+        return self.exchange is not None and self.exchange.awaits_body
 
     def leave(self) -> None:
         """Count it no more. Repeating has no effect."""
         left, self._left = self._left, None
         if left is not None:
-            left()
+            left(self)
+
+    async def served(self, response: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+        """The response; raises `Busy` where the request is given up meanwhile."""
+        self._is_served = True
+        try:
+            async with self._patience:
+                return await response
+        except TimeoutError as error:
+            if not self._patience.expired():
+                raise
+            raise Busy(
+                "gateway.requests_in_flight_max is reached, and the request was given up for one "
+                "of a user with fewer",
+                retry_after_s=1.0,
+            ) from error
+        finally:
+            self._is_served = False
+
+    def give_up(self) -> None:
+        """End it for another's sake: with an answer, unless that was begun."""
+        if self._is_served:
+            self._patience.reschedule(0.0)
+        elif self.exchange is not None and self.exchange.request.transport is not None:
+            client_socket.cut(self.exchange.request.transport)
 
 
 class Gateway:
@@ -195,8 +124,11 @@ class Gateway:
         settings: Settings,
         credentials: CredentialStore,
         tracer: RequestTracer | None = None,
+        connections_max: int | None = None,
     ) -> None:
+        """`connections_max` in place of the setting, where descriptors do not suffice for it."""
         gateway = settings.gateway
+        self._connections_max = connections_max or gateway.connections_max
         self.counts = RequestCounts(settings.admin.tenants_in_metrics_max)
         self.audit_log = open_audit_log(gateway)
         self._tracer = tracer or RequestTracer()
@@ -207,7 +139,7 @@ class Gateway:
         self._storage = StoragePool(
             self.storage_address,
             settings.limits,
-            gateway.storage_connections_max,
+            storage_connections_max(settings),
             gateway.storage_timeout_s,
         )
         self._directory = AccessDirectory(self._storage.connect)
@@ -221,12 +153,14 @@ class Gateway:
         )
         self._health = HealthCheck(lambda request: self._storage.call(request, Health))
         self._staging = StagingMemory()
+        self._documents = DocumentMemory(settings)
         self._requests_in_flight = 0
+        self._places = RequestPlaces[_Flight](gateway.requests_in_flight_max)
         self._none_in_flight = asyncio.Event()
         self._none_in_flight.set()
         self._draining = False
         self._http: HttpServer | None = None
-        self._acceptor: Acceptor | None = None
+        self._acceptor: Acceptor[ClientConnection] | None = None
         self._request_begun = asyncio.Event()
 
     # --- life ---
@@ -236,9 +170,9 @@ class Gateway:
     ) -> None:
         """Serve `listeners`, which the gateway closes in the end; HTTPS with `tls`."""
         self._directory.start()
-        self._http = HttpServer(self, self._settings)
-        connections_max = self._settings.gateway.connections_max
-        self._acceptor = Acceptor(listeners, self._http, tls, connections_max)
+        self._http = HttpServer(self.handle, self._settings, self.counts, self._connections_max)
+        self._http.bound.start()
+        self._acceptor = Acceptor(listeners, self._http.connection, tls, self._http.bound.make_room)
         self._acceptor.start()
         if self.audit_log is not None:
             self.audit_log.start()
@@ -255,6 +189,7 @@ class Gateway:
             async with asyncio.timeout(timeout_s):
                 await self._quiet()
         self._acceptor.abort()
+        self._http.bound.close()
         self._http.pre_shutdown()
         await self._http.shutdown(timeout=0.1)
         await self._directory.close()
@@ -270,7 +205,7 @@ class Gateway:
         assert self._acceptor is not None
         await self._acceptor.connected()
         await self._none_in_flight.wait()
-        while self._http.count_connection(0):
+        while len(self._http.bound):
             self._request_begun.clear()
             try:
                 async with asyncio.timeout(QUIET_S):
@@ -289,29 +224,34 @@ class Gateway:
             self._settings,
             self._storage,
             self._staging,
+            self._documents,
             lambda: self._draining,
             flight.leave,
             self._credentials.identity_for,
         )
+        flight.exchange = exchange
         status: int | str = "aborted"
         span = self._tracer.begin(exchange)
         self._requests_in_flight += 1
         self._request_begun.set()
         self._none_in_flight.clear()
         try:
-            response = await self._respond(exchange)
+            response = await self._respond(exchange, flight)
             await self._finish(exchange, response)
             status = response.status
         finally:
             flight.leave()
+            exchange.release_document()
             self._account(exchange, status)
             self._tracer.end(span, exchange, status)
+            self._request_ends(exchange)
         # The request is answered, so what its client still sends takes no other request's place.
         # aiohttp closes the connection where the body's end is not reached.
         await _drain(request)
         return response
 
-    def _left_flight(self) -> None:
+    def _left_flight(self, flight: _Flight) -> None:
+        self._places.leave(flight, flight.tenant)
         self._requests_in_flight -= 1
         if not self._requests_in_flight:
             self._none_in_flight.set()
@@ -339,12 +279,12 @@ class Gateway:
         if self.audit_log is not None:
             self.audit_log.record(exchange, status, elapsed_s)
 
-    async def _respond(self, exchange: Exchange) -> web.StreamResponse:
+    async def _respond(self, exchange: Exchange, flight: _Flight) -> web.StreamResponse:
         """The handler's response, or that of its error. Cuts the connection where an error comes
         after the response's first byte.
         """
         try:
-            return await self._serve(exchange)
+            return await flight.served(self._serve(exchange, flight))
         except ObjectCacheError as error:
             failure = error
             _log_failure(exchange, error)
@@ -359,15 +299,22 @@ class Gateway:
             raise ConnectionResetError("the response could not be completed") from failure
         return exchange.error(failure)
 
-    async def _serve(self, exchange: Exchange) -> web.StreamResponse:
+    async def _serve(self, exchange: Exchange, flight: _Flight) -> web.StreamResponse:
         request = exchange.request
         target = split_target(request.raw_path)
         if is_health_check(request, target):
             return health_response(exchange, await self._health.state())
-        self._admit(request)
         if request.method == "OPTIONS":
             refuse_preflight(request.headers.get)
+        exchange.versions = self._directory.versions  # before anything is decided by them
         caller = await self._caller(exchange, target)
+        self._admit(exchange, flight)
+        if exchange.operation in COMPUTED_INSTEAD:
+            with without_waiting():
+                return await self._perform(exchange, caller)
+        return await self._perform(exchange, caller)
+
+    async def _perform(self, exchange: Exchange, caller: Caller) -> web.StreamResponse:
         await self._authorize(exchange, caller)
         check_headers(exchange.head, exchange.operation, acls=self._settings.gateway.acls)
         check_body_headers(exchange.head)
@@ -383,14 +330,35 @@ class Gateway:
         exchange.rdma_declined = token is not None
         return exchange.rdma_declined
 
-    def _admit(self, request: web.BaseRequest) -> None:
-        """Raise `Busy` where a limit on connections or requests is reached."""
-        gateway = self._settings.gateway
-        connection = request.protocol
-        if isinstance(connection, ClientConnection) and connection.is_excess:
-            raise Busy("gateway.connections_max is reached", retry_after_s=1.0)
-        if self._requests_in_flight > gateway.requests_in_flight_max:
+    def _admit(self, exchange: Exchange, flight: _Flight) -> None:
+        """Give the request a place, and its connection one. It is known by now whose they are:
+        what nobody signed takes no place of a request that somebody did. Raises `Busy`.
+        """
+        assert self._http is not None
+        connection = exchange.request.protocol
+        assert isinstance(connection, ClientConnection)
+        if not connection.request_begins(exchange.identity):
+            raise Busy(
+                "gateway.connections_max is reached, and no user has more connections than this "
+                "one",
+                retry_after_s=1.0,
+            )
+        has_place, given_up = self._places.take(flight, exchange.identity)
+        turned_away = self._http.bound.crowding.total
+        if given_up is not None:
+            turned_away.requests_ended += 1
+            given_up.give_up()
+        if not has_place:
+            turned_away.requests_refused += 1
             raise Busy("gateway.requests_in_flight_max is reached", retry_after_s=1.0)
+        flight.tenant = exchange.identity
+
+    def _request_ends(self, exchange: Exchange) -> None:
+        """The connection is idle now, and a stranger's again where nothing was signed."""
+        connection = exchange.request.protocol
+        if isinstance(connection, ClientConnection):
+            is_signed = exchange.asked is not None and bool(exchange.authenticated.access_key)
+            connection.request_ends(stays_known=is_signed)
 
     async def _caller(self, exchange: Exchange, target: Target) -> Caller:
         """Who asks. Until the accounts are known only the root key is; others wait a little."""
@@ -436,6 +404,7 @@ class Gateway:
             gateway.clock_skew_s,
             region=gateway.region if gateway.strict_region else None,
             signing_keys=self._signing_keys,
+            former_key_for=self._credentials.former_key_for,
         )
         return authenticated, self._credentials.caller_for(authenticated.access_key)
 
@@ -462,7 +431,10 @@ class Gateway:
         """How much of everything there is right now."""
         return GatewayLevels(
             requests_in_flight=self._requests_in_flight,
-            connections=self._http.connection_count if self._http else 0,
+            connections=len(self._http.bound) if self._http else 0,
+            strangers=self._http.bound.strangers if self._http else 0,
+            turned_away=self._http.bound.crowding.total if self._http else TurnedAway(),
+            crowded=self._http.bound.crowding.reason if self._http else "",
             storage_connections_in_use=self._storage.in_use,
             storage_connections_idle=self._storage.idle,
             draining=self._draining,

@@ -27,6 +27,7 @@ from objectcache_schemas.errors import (
     Unsupported,
     WireError,
 )
+from objectcache_schemas.memory_file_holes import has_holes
 from objectcache_schemas.messages import DeliveryEnded, Done, EndLease, LeaseTarget, TargetLeased
 
 SHARED_MEMORY = "shared_memory"  # the transport of targets that are memory files
@@ -36,7 +37,9 @@ class LeasedMemory:
     """The leased part of a target's memory file, mapped for as long as it is written."""
 
     def __init__(self, descriptor: int, offset_bytes: int, length_bytes: int) -> None:
-        """Map no more than what is leased and the pages it lies in. Raises `Unavailable`."""
+        """Map no more than what is leased and the pages it lies in. The caller keeps (and closes)
+        the descriptor. Raises `Unavailable`.
+        """
         skipped_bytes = offset_bytes % mmap.ALLOCATIONGRANULARITY
         try:
             self._memory = mmap.mmap(
@@ -45,14 +48,26 @@ class LeasedMemory:
                 mmap.MAP_SHARED,
                 offset=offset_bytes - skipped_bytes,
             )
+            self._descriptor = os.dup(descriptor)
         except (OSError, ValueError) as error:
             raise Unavailable(f"the gateway cannot map the target: {error}") from error
         whole = memoryview(self._memory)
         self.view = whole[skipped_bytes:]
         whole.release()
 
+    def write(self, offset_bytes: int, piece: memoryview) -> None:
+        """Write a piece of the payload. Raises `DeliveryFailed` where the client has punched holes
+        into its file, whose pages this process would make and pay for.
+        """
+        if has_holes(self._descriptor):
+            raise DeliveryFailed(
+                "the memory file has holes that it did not have when it was registered"
+            )
+        self.view[offset_bytes : offset_bytes + len(piece)] = piece
+
     def close(self) -> None:
         """Unmap."""
+        os.close(self._descriptor)
         self.view.release()
         self._memory.close()
 
@@ -106,9 +121,8 @@ class StagedTarget:
             await body.ask_for_body(0, length_bytes)
             async with aclosing(body.receive_body(length_bytes, piece)) as pieces:
                 async for received in pieces:
-                    end_bytes = written_bytes + len(received)
-                    self._memory.view[written_bytes:end_bytes] = received
-                    written_bytes = end_bytes
+                    self._memory.write(written_bytes, received)
+                    written_bytes += len(received)
         except ObjectCacheError as error:
             raise DeliveryFailed(
                 f"the payload ended at byte {written_bytes} of {length_bytes}: {error.message}"

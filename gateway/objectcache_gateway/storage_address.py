@@ -17,6 +17,8 @@ from objectcache_schemas.tls import ReloadingContext, certificate_files, mutual_
 SOCKET_BUFFER_BYTES = 1 << 20  # lets a data frame leave in one call where the system allows it
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
+OTHER_CONNECTIONS = 64  # of the admin server, and of gateways that follow the accounts
+
 
 class StorageAddress(ABC):
     """Makes connections to one storage server."""
@@ -91,6 +93,15 @@ def storage_address(settings: Settings) -> StorageAddress:
         )
     files = certificate_files("server", server.tls_certificate, server.tls_key, server.tls_ca)
     return TlsAddress(address, mutual_client_context(files))
+
+
+def storage_connections_max(settings: Settings) -> int:
+    """How many connections a gateway process uses: all processes of a host together leave those of
+    sessions and of the admin server to them, so that none finds the storage server full.
+    """
+    storage, gateway = settings.storage, settings.gateway
+    left = storage.connections_max - storage.sessions_max - OTHER_CONNECTIONS
+    return max(1, min(gateway.storage_connections_max, left // gateway.processes))
 
 
 def _new_socket() -> socket.socket:

@@ -11,7 +11,9 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -27,6 +29,7 @@ from objectcache_schemas.errors import (
     Unsupported,
     WireError,
 )
+from objectcache_schemas.fair_shares import FairShares
 from objectcache_schemas.frames import (
     DATA_FRAME_BYTES_MAX,
     LENGTH,
@@ -57,6 +60,9 @@ PIECES_MAX = 512  # of one call to sendmsg; the system's own limit is 1,024
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 5.0  # above what a restart takes, below what clients wait for an answer
 RECONNECT_PAUSE_S = 0.05
+GATEWAY = "(gateway)"  # whoever asks for no tenant; no user is called so
+
+_waits_for_restart: ContextVar[bool] = ContextVar("waits_for_restart", default=True)
 
 _REPLY: msgspec.msgpack.Decoder[StorageReply] = msgspec.msgpack.Decoder(StorageReply)
 # After these, and after an object without its body, the conversation goes on; after any other reply
@@ -87,6 +93,16 @@ class _Silence(Exception):
 
 class Unreachable(Unavailable):
     """Nobody takes connections where the storage server should be: it is being started again."""
+
+
+@contextmanager
+def without_waiting() -> Generator[None]:
+    """What the block asks of a storage server that nobody can connect to fails at once."""
+    before = _waits_for_restart.set(False)
+    try:
+        yield
+    finally:
+        _waits_for_restart.reset(before)
 
 
 class StorageConnection:
@@ -462,12 +478,13 @@ class Conversation:
     Entering it counts the connection; leaving gives an idle one back and closes any other.
     """
 
-    def __init__(self, pool: StoragePool) -> None:
+    def __init__(self, pool: StoragePool, tenant: str = GATEWAY) -> None:
         self._pool = pool
+        self._tenant = tenant
         self._connection: StorageConnection | None = None
 
     async def __aenter__(self) -> Self:
-        self._pool.count_use()
+        self._pool.count_use(self._tenant)
         return self
 
     async def __aexit__(
@@ -476,7 +493,7 @@ class Conversation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pool.uncount_use()
+        self._pool.uncount_use(self._tenant)
         self.end()
 
     @property
@@ -531,7 +548,8 @@ class StoragePool:
     """At most `connections_max` connections to one storage server; the last used is used next.
 
     While the server cannot be reached requests wait for it, until RECONNECT_WAIT_S after the first
-    failure: it is being started again more often than not. After that they fail at once.
+    failure: it is being started again more often than not. After that they fail at once, and
+    `without_waiting` they always do.
     """
 
     def __init__(
@@ -540,29 +558,31 @@ class StoragePool:
         self._address = UnixAddress(address) if isinstance(address, Path) else address
         self._unreachable_since_s: float | None = None
         self._limits = limits
-        self._connections_max = connections_max
+        self._uses = FairShares(connections_max)
         self._timeout_s = timeout_s
         self._idle: list[StorageConnection] = []
-        self._in_use = 0
         self._closed = False
 
     def conversation(self) -> Conversation:
         """A connection for one request. Entering raises `Busy` where all are in use."""
         return Conversation(self)
 
-    def count_use(self) -> None:
-        """Count a connection as in use. Raises `Busy` where all are."""
-        if self._in_use >= self._connections_max:
+    def count_use(self, tenant: str = GATEWAY) -> None:
+        """Count a connection as in use. Raises `Busy` where all are, or the tenant has its share;
+        the gateway itself has what is free.
+        """
+        uses = self._uses
+        if uses.free <= 0 or (tenant != GATEWAY and not uses.may_take(tenant, 1)):
             raise Busy(
-                f"all {self._connections_max} connections to the storage server are in use "
-                "(gateway.storage_connections_max)",
+                f"{uses.taken} connections to the storage server are in use, {uses.held(tenant)} "
+                f"of them for this user; gateway.storage_connections_max is {uses.total}",
                 retry_after_s=1.0,
             )
-        self._in_use += 1
+        uses.take(tenant, 1)
 
-    def uncount_use(self) -> None:
+    def uncount_use(self, tenant: str = GATEWAY) -> None:
         """Count it no more."""
-        self._in_use -= 1
+        self._uses.give_back(tenant, 1)
 
     async def call(
         self, request: Message, reply_type: type[R], *, timeout_s: float | None = None
@@ -574,7 +594,7 @@ class StoragePool:
     @property
     def in_use(self) -> int:
         """Requests that have, or are getting, a connection."""
-        return self._in_use
+        return self._uses.taken
 
     @property
     def idle(self) -> int:
@@ -596,19 +616,24 @@ class StoragePool:
 
     async def connect(self) -> StorageConnection:
         """A connection of its own; raises `Unavailable` or `Busy`."""
-        now_s = asyncio.get_running_loop().time
         while True:
             try:
                 opened = await StorageConnection.open(self._address, self._limits, self._timeout_s)
             except Unreachable:
-                if self._unreachable_since_s is None:
-                    self._unreachable_since_s = now_s()
-                if self._closed or now_s() - self._unreachable_since_s >= RECONNECT_WAIT_S:
+                if self._closed or not self._is_worth_waiting():
                     raise
                 await asyncio.sleep(RECONNECT_PAUSE_S)
             else:
                 self._unreachable_since_s = None
                 return opened
+
+    def _is_worth_waiting(self) -> bool:
+        """Whether to try again, after nobody took a connection."""
+        now_s = asyncio.get_running_loop().time()
+        if self._unreachable_since_s is None:
+            self._unreachable_since_s = now_s
+        away_s = now_s - self._unreachable_since_s
+        return _waits_for_restart.get() and away_s < RECONNECT_WAIT_S
 
     def give_back(self, connection: StorageConnection) -> None:
         """Keep an idle connection for the next request."""
@@ -625,6 +650,4 @@ class StoragePool:
         self._idle.clear()
 
     def __repr__(self) -> str:
-        return (
-            f"<StoragePool {self._in_use}/{self._connections_max} in use, {len(self._idle)} idle>"
-        )
+        return f"<StoragePool {self.in_use}/{self._uses.total} in use, {len(self._idle)} idle>"

@@ -55,6 +55,7 @@ RESOURCES = (
 )
 READ_ONLY = ("usage", "traces", "metrics", "status")
 READ, WRITE = "read", "write"
+SIGNING_SERVICE = "objectcache-admin"  # in a signature's scope, where S3's says s3
 SCOPE_ADMIN = "admin"  # everything, backup and restore too
 SCOPE_READ = "read"  # whatever only reads
 SCOPES = (
@@ -70,6 +71,15 @@ Name = Annotated[str, msgspec.Meta(pattern=USER_NAME_PATTERN)]
 Note = Annotated[str, msgspec.Meta(max_length=NOTE_CHARS_MAX)]
 Lifetime = Annotated[float, msgspec.Meta(gt=0, le=LIFETIME_S_MAX)]
 BucketName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+PROCESS_PATTERN = r"^(all|admin|storage|gateway-[0-9]{1,2})\Z"
+# What a text has to be, for whom an error would otherwise show a pattern.
+PATTERN_WORDS = {
+    USER_NAME_PATTERN: "1 to 64 letters, digits and any of _+=,.@-",
+    ACCESS_KEY_PATTERN: "3 to 128 letters, digits and any of _+=,.@-",
+    SECRET_KEY_PATTERN: "8 to 1,024 printable ASCII characters without spaces",
+    PROCESS_PATTERN: "all, admin, storage or gateway-NUMBER",
+}
+
 Passphrase = Annotated[str, msgspec.Meta(min_length=PASSPHRASE_CHARS_MIN, max_length=1024)]
 Grants = Annotated[tuple[Grant, ...], msgspec.Meta(max_length=GRANTS_PER_USER_MAX)]
 
@@ -487,9 +497,7 @@ class LogLevel(Body, frozen=True):
     """What to log from now on, of all processes or of one."""
 
     level: Literal["debug", "info", "warning", "error"]
-    process: Annotated[str, msgspec.Meta(pattern=r"^(all|admin|storage|gateway-[0-9]{1,2})\Z")] = (
-        "all"
-    )
+    process: Annotated[str, msgspec.Meta(pattern=PROCESS_PATTERN)] = "all"
 
 
 class ProcessState(Body, frozen=True, omit_defaults=True):
@@ -497,6 +505,7 @@ class ProcessState(Body, frozen=True, omit_defaults=True):
 
     process: str  # "admin", "storage", "gateway-0"
     ok: bool
+    degraded: bool = False  # it serves, and turned clients away lately; `message` says whom
     message: str = ""
 
 
@@ -513,15 +522,18 @@ class DrainChange(Body, frozen=True):
 
 
 class HealthReply(Body, frozen=True):
-    """The state of the processes. `status` is "ok", "draining" or "unavailable"."""
+    """The state of the processes. `status` is "ok", "degraded" (a gateway turned clients away
+    lately), "draining", "read_only" (a flush has failed) or "unavailable".
+    """
 
-    status: Literal["ok", "draining", "unavailable"]
+    status: Literal["ok", "degraded", "draining", "read_only", "unavailable"]
     processes: tuple[ProcessState, ...]
     engine: str = ""
     draining: bool = False
     deliveries_in_flight: int = 0
     in_flight_bytes: int = 0
     damaged_count: int = 0
+    flush_failure: str = ""  # why nothing is stored until a restart; empty while all is well
     audit_lines_lost: int = 0  # of the admin audit log, since its process started
 
 

@@ -10,22 +10,28 @@ import binascii
 import enum
 import math
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
+from objectcache_schemas.compute_windows import WINDOW_S_MAX
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.excerpt import excerpt
 from objectcache_schemas.layout import KvLayout, check_geometry, check_int
 from objectcache_schemas.limits import KEY_BYTES_MAX, KIB, Limits
+from objectcache_schemas.received_keys import check_count, received_key, received_keys
 
 T = TypeVar("T")
 
 DESCRIPTOR_VERSION = 1
 TARGET_ID_BYTES = 16
 CONTEXT_TOKENS_MAX = 1 << 40
+UTF8_BYTES_MAX = 4  # of one character
 MODEL_CHARS_MAX = 128
+FINGERPRINT_BYTES_MAX = 256  # of a request; servers keep it with what they learn
 RATE_MIN = 64 * KIB  # bytes per second: slower, a slice takes longer than clients wait for anything
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -70,7 +76,7 @@ class MemoryTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 class _WireDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     v: int
-    chunk_keys: tuple[Any, ...]
+    chunk_keys: msgspec.Raw
     num_layers: int
     chunk_tokens: int
     per_layer_chunk_bytes: int
@@ -79,10 +85,12 @@ class _WireDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     on_missing: OnMissing = OnMissing.FAIL
     compute_window_s: float | None = None
     rdma_target: MemoryTarget | None = None
-    parent_key: Any = msgspec.UNSET
+    parent_key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     context_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     model: str | msgspec.UnsetType | None = msgspec.UNSET
     rate_bytes_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
+    fingerprint: str | msgspec.UnsetType | None = msgspec.UNSET
+    computed_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 _DECODER = msgspec.msgpack.Decoder(_WireDescriptor)
@@ -95,7 +103,10 @@ class Descriptor:
     `parent_key`, in a put alone, is the chunk before the first one in their prefix; None where it
     is not known, or there is none. In a get alone: `context_tokens`, the length of the prompt, and
     `model`, the name of a compute profile, tell the scheduler how long a layer computes where
-    `compute_window_s` does not; `rate_bytes_per_s` is the most that the client wants.
+    `compute_window_s` does not; `rate_bytes_per_s` is the most that the client wants. So do
+    `fingerprint`, which says what model computes, on what, and names a profile if there is one of
+    that name, and `computed_tokens`, all that the engine computes in the step that consumes this.
+    A `compute_window_s` of 0 says that nothing is computed between layers.
 
     Raises `InvalidRequest` (code InvalidDescriptor) when built with a value out of bounds.
     """
@@ -113,6 +124,8 @@ class Descriptor:
     context_tokens: int | None = None
     model: str | None = None
     rate_bytes_per_s: float | None = None
+    fingerprint: str | None = None
+    computed_tokens: int | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -132,9 +145,9 @@ class Descriptor:
                     code="InvalidDescriptor",
                 )
         window_s = self.compute_window_s
-        if window_s is not None and not (math.isfinite(window_s) and window_s >= 0):
+        if window_s is not None and not 0 <= window_s <= WINDOW_S_MAX:
             raise InvalidRequest(
-                "compute_window_s must be a finite number of seconds, 0 or more",
+                f"compute_window_s must be a number of seconds from 0 to {WINDOW_S_MAX:g}",
                 code="InvalidDescriptor",
             )
         self._check_hints()
@@ -155,6 +168,10 @@ class Descriptor:
                 "with a letter or digit",
                 code="InvalidDescriptor",
             )
+        if self.computed_tokens is not None:
+            _check("computed_tokens", self.computed_tokens, 1, CONTEXT_TOKENS_MAX)
+        if self.fingerprint is not None:
+            _check_fingerprint(self.fingerprint)
         rate = self.rate_bytes_per_s
         if rate is not None and not (math.isfinite(rate) and rate >= RATE_MIN):
             raise InvalidRequest(
@@ -198,7 +215,7 @@ class Descriptor:
         return msgspec.msgpack.encode(
             _WireDescriptor(
                 v=DESCRIPTOR_VERSION,
-                chunk_keys=self.chunk_keys,
+                chunk_keys=_raw(self.chunk_keys),
                 num_layers=self.num_layers,
                 chunk_tokens=self.chunk_tokens,
                 per_layer_chunk_bytes=self.per_layer_chunk_bytes,
@@ -207,10 +224,12 @@ class Descriptor:
                 on_missing=self.on_missing,
                 compute_window_s=self.compute_window_s,
                 rdma_target=self.rdma_target,
-                parent_key=_unset(self.parent_key),
+                parent_key=msgspec.UNSET if self.parent_key is None else _raw(self.parent_key),
                 context_tokens=_unset(self.context_tokens),
                 model=_unset(self.model),
                 rate_bytes_per_s=_unset(self.rate_bytes_per_s),
+                fingerprint=_unset(self.fingerprint),
+                computed_tokens=_unset(self.computed_tokens),
             )
         )
 
@@ -221,7 +240,8 @@ class Descriptor:
         """Parse and check a msgpack map from an untrusted peer, a get's unless it is `of_put`.
 
         Raises `InvalidRequest` (InvalidDescriptor, DescriptorTooLarge or KeyTooLongError) with a
-        message that names the field. Work and memory are linear in `len(data)`.
+        message that names the field. Work and memory are linear in `len(data)`, and no keys are
+        made where there are too many.
         """
         if len(data) > limits.descriptor_bytes_max:
             raise InvalidRequest(
@@ -238,7 +258,7 @@ class Descriptor:
                 code="InvalidDescriptor",
             )
         descriptor = cls(
-            checked_keys(wire.chunk_keys, limits.chunks_per_descriptor_max),
+            _wire_keys(wire.chunk_keys, "descriptor", limits),
             wire.num_layers,
             wire.chunk_tokens,
             wire.per_layer_chunk_bytes,
@@ -251,6 +271,8 @@ class Descriptor:
             _set(wire.context_tokens),
             _set(wire.model),
             _set(wire.rate_bytes_per_s),
+            _set(wire.fingerprint),
+            _set(wire.computed_tokens),
         )
         payload_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
         if payload_bytes > limits.payload_bytes_max:
@@ -271,11 +293,16 @@ class Descriptor:
         return cls.from_bytes(descriptor_header_bytes(value, limits), limits)
 
 
+class _WireMatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    v: int
+    chunk_keys: msgspec.Raw
+
+
 class MatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /{bucket}?kv-match`."""
 
     v: int
-    chunk_keys: tuple[Any, ...]
+    chunk_keys: tuple[str, ...]
 
     @staticmethod
     def keys_from_bytes(data: bytes, limits: Limits) -> tuple[str, ...]:
@@ -286,9 +313,9 @@ class MatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"limits.descriptor_bytes_max is {limits.descriptor_bytes_max}",
                 code="DescriptorTooLarge",
             )
-        wire = decode_wire(_MATCH_DECODER, data, "match request")
+        wire = decode_wire(_MATCH_DECODER, data, _MATCH)
         _check("v", wire.v, DESCRIPTOR_VERSION, DESCRIPTOR_VERSION)
-        return checked_keys(wire.chunk_keys, limits.chunks_per_descriptor_max)
+        return _wire_keys(wire.chunk_keys, _MATCH, limits)
 
 
 class MatchReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,7 +336,8 @@ class DeliveryOutcome(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     failed_layer: int | None = None
 
 
-_MATCH_DECODER = msgspec.msgpack.Decoder(MatchRequest)
+_MATCH_DECODER = msgspec.msgpack.Decoder(_WireMatch)
+_MATCH = "match request"
 
 
 def descriptor_header_bytes(value: str, limits: Limits) -> bytes:
@@ -330,21 +358,43 @@ def descriptor_header_bytes(value: str, limits: Limits) -> bytes:
 
 def decode_wire(decoder: msgspec.msgpack.Decoder[T], data: bytes | memoryview, what: str) -> T:
     """Decode msgpack from an untrusted peer; raises `InvalidRequest` naming the field."""
-    try:
+    with _named(what):
         return decoder.decode(data)
+
+
+@contextmanager
+def _named(what: str) -> Generator[None]:
+    try:
+        yield
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{what}: {excerpt(str(error))}", code="InvalidDescriptor") from error
 
 
+def _raw(value: str | tuple[str, ...]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(value))
+
+
+def _wire_keys(raw: msgspec.Raw, what: str, limits: Limits) -> tuple[str, ...]:
+    chunks_max = limits.chunks_per_descriptor_max
+    with _named(f"{what}: chunk_keys"):
+        return checked_keys(received_keys(raw, chunks_max), chunks_max)
+
+
 def checked_keys(keys: tuple[Any, ...], chunks_max: int) -> tuple[str, ...]:
     """Chunk keys as strings; raises `InvalidRequest` naming the first index that is wrong."""
-    if len(keys) > chunks_max:
-        raise InvalidRequest(
-            f"chunk_keys names {len(keys)} chunks, "
-            f"limits.chunks_per_descriptor_max is {chunks_max}",
-            code="DescriptorTooLarge",
-        )
+    check_count(len(keys), chunks_max)
+    if _are_plain(keys):
+        return keys
     return tuple([_checked_key(key, "chunk_keys", index) for index, key in enumerate(keys)])
+
+
+def _are_plain(keys: tuple[Any, ...]) -> bool:
+    """Whether all are texts with nothing to look at one by one: a look at all together costs a
+    tenth.
+    """
+    if not keys or set(map(type, keys)) != {str} or "" in keys:
+        return False
+    return max(map(len, keys)) * UTF8_BYTES_MAX <= KEY_BYTES_MAX and "\0" not in "".join(keys)
 
 
 def _unset(value: T | None) -> T | msgspec.UnsetType:
@@ -355,9 +405,12 @@ def _set(value: T | msgspec.UnsetType | None) -> T | None:
     return None if isinstance(value, msgspec.UnsetType) else value
 
 
-def _checked_parent(wire_key: object) -> str | None:
-    absent = wire_key is None or wire_key is msgspec.UNSET
-    return None if absent else _checked_key(wire_key, "parent_key")
+def _checked_parent(raw: msgspec.Raw | msgspec.UnsetType) -> str | None:
+    if isinstance(raw, msgspec.UnsetType):
+        return None
+    with _named("descriptor: parent_key"):
+        wire_key = received_key(raw)
+    return None if wire_key is None else _checked_key(wire_key, "parent_key")
 
 
 def _checked_key(wire_key: object, field_name: str, index: int | None = None) -> str:
@@ -366,7 +419,7 @@ def _checked_key(wire_key: object, field_name: str, index: int | None = None) ->
         raise _wrong_key(field_name, index, f"must be a string or bytes, got {type(key).__name__}")
     if not key or "\0" in key:
         raise _wrong_key(field_name, index, "must not be empty or hold a NUL")
-    if len(key) * 4 > KEY_BYTES_MAX and len(key.encode()) > KEY_BYTES_MAX:
+    if len(key) * UTF8_BYTES_MAX > KEY_BYTES_MAX and len(key.encode()) > KEY_BYTES_MAX:
         what = f"is over {KEY_BYTES_MAX} bytes of UTF-8"
         raise _wrong_key(field_name, index, what, "KeyTooLongError")
     return key
@@ -377,6 +430,14 @@ def _wrong_key(
 ) -> InvalidRequest:
     name = field_name if index is None else f"{field_name}[{index}]"
     return InvalidRequest(f"{name} {what}", code=code)
+
+
+def _check_fingerprint(fingerprint: str) -> None:
+    if not (fingerprint.isprintable() and 1 <= len(fingerprint.encode()) <= FINGERPRINT_BYTES_MAX):
+        raise InvalidRequest(
+            f"fingerprint must be 1 to {FINGERPRINT_BYTES_MAX} bytes of printable text",
+            code="InvalidDescriptor",
+        )
 
 
 def _check(name: str, value: int, lowest: int, highest: int) -> None:

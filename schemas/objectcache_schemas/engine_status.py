@@ -35,6 +35,7 @@ class EngineStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     engine: str
     objects: int = 0
     damaged: int = 0  # objects dropped since the start
+    flush_failure: str = ""  # why nothing is stored until a restart; empty while all is well
     capacity_bytes: int = 0  # that extents may take
     allocated_bytes: int = 0  # of extents
     live_bytes: int = 0  # of objects
@@ -48,6 +49,10 @@ class EngineStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     )
     paths: tuple[PathStatus, ...] = ()
     device_path: str = ""  # "io_uring", "threads" or "nvme", and why
+    cache_path: str = ""  # whose page cache it is, or why there is none
+    stale_reads: int = (
+        0  # since the start: pieces that the page cache had otherwise than the device
+    )
     unflushed_extents: int = 0  # of buckets with asynchronous durability
     evicted_objects: int = 0
     evicted_bytes: int = 0

@@ -205,7 +205,7 @@ ERRORS: dict[str, ErrorRow] = _table(
     ("AuthorizationHeaderMalformed", InvalidRequest, 400, _C, _NEVER, "the Authorization header cannot be read"),
     ("AuthorizationQueryParametersError", InvalidRequest, 400, _C, _NEVER, "the presigned query cannot be read"),
     ("AccessDenied", AccessDenied, 403, _C, _NEVER, "the request is anonymous, expired, or not allowed"),
-    ("InvalidAccessKeyId", AccessDenied, 403, _C, _NEVER, "the access key is not known"),
+    ("InvalidAccessKeyId", AccessDenied, 403, _C, _NEVER, "the access key is not known, or not in force: the message says why to whoever has its secret"),
     ("InvalidToken", AccessDenied, 400, _C, _NEVER, "the request carries a session token, and temporary credentials are not supported"),
     ("SignatureDoesNotMatch", AccessDenied, 403, _C, _NEVER, "the signature is not that of this request under this secret"),
     ("RequestTimeTooSkewed", AccessDenied, 403, _C, _NEVER, "the clocks differ by more than 15 minutes"),

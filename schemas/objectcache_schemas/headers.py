@@ -10,6 +10,7 @@ PATH = "x-objectcache-path"
 TRANSPORT = "x-objectcache-transport"
 WINDOW_SOURCE = "x-objectcache-window-source"
 CLIENT_SECONDS = "x-objectcache-client-seconds"
+ADMIN_API = "x-objectcache-admin-api"  # on every answer of the admin API, to tell it from S3
 TRACEPARENT = "traceparent"  # W3C Trace Context
 # Every header that begins so must be signed, because it may change what is served; but for labels,
 # which only name a request, or say how long ago it began.

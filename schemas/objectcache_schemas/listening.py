@@ -7,7 +7,9 @@ not refused.
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import socket
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ BACKLOG = 1024  # connections that wait while no process accepts; the system may
 FIRST_PASSED_DESCRIPTOR = 3  # of systemd's protocol, sd_listen_fds(3)
 PORT_MAX = 65_535
 PORT_DIGITS_MAX = 5
+_HOST = re.compile(r"[\w.-]*")  # empty is every interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,17 @@ class HostPort:
     port: int
 
     @classmethod
-    def parse(cls, name: str, text: str) -> HostPort:
-        """Parse the setting `name`, host:port or [IPv6]:port. Raises `InvalidRequest`."""
+    def parse(cls, name: str, text: str, other_words: Sequence[str] = ()) -> HostPort:
+        """Parse the setting `name`, host:port or [IPv6]:port.
+
+        `other_words` are what the setting may be beside an address, for the error. Raises
+        `InvalidRequest` that says which part is wrong.
+        """
         host, colon, port = text.rpartition(":")
-        if not colon or not _is_port(port):
-            raise InvalidRequest(f"{name} must be host:port, got {text!r}")
+        fault = _fault(host, port) if colon else "there is no port; write it as in 127.0.0.1:9000"
+        if fault:
+            form = address_form(other_words)
+            raise InvalidRequest(f"{name} must be {form}, got {text!r}: {fault}")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     def with_port(self, port: int) -> HostPort:
@@ -41,6 +50,41 @@ class HostPort:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address_form(other_words: Sequence[str] = ()) -> str:
+    """What an address is, and what may stand in its place, in words."""
+    return either(["host:port", *(word for word in other_words if word)])
+
+
+def either(names: Sequence[str]) -> str:
+    """Names in a sentence: a, b or c."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _fault(host: str, port: str) -> str:
+    """What is wrong with the two parts of an address; nothing where both can be used."""
+    if "/" in host or "/" in port:
+        return "this is a URL, give its host and port alone"
+    if port.endswith("]"):
+        return f"there is no port; write it as in {host}:{port}:9000"
+    if host.startswith("[") or host.endswith("]"):
+        if not (host.startswith("[") and host.endswith("]") and _is_ipv6(host[1:-1])):
+            return f"{host} is no IPv6 address in brackets"
+    elif ":" in host:
+        return "an IPv6 address stands in brackets, as in [::1]:9000"
+    elif not _HOST.fullmatch(host):
+        return f"{host!r} is no name or address of a host"
+    return "" if _is_port(port) else f"{port!r} is no port, a number from 0 to {PORT_MAX}"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_port(text: str) -> bool:

@@ -110,6 +110,7 @@ class Health(Message, frozen=True):
     in_flight_bytes: int
     damaged_count: int  # objects dropped because their bytes failed a checksum
     draining: bool
+    flush_failure: str = ""  # why nothing is stored until a restart; empty while all is well
 
 
 class GetMetrics(Message, frozen=True):
@@ -536,6 +537,17 @@ class Matched(Message, frozen=True):
     chunk_tokens: int = 0  # of the bucket's KV layout; 0 where it has none
 
 
+class ReadPass(msgspec.Struct, frozen=True):
+    """Leave for a session to get from a bucket by itself, as a gateway may give it: whoever signed
+    may read all of the bucket, by the accounts and buckets of these versions.
+    """
+
+    access_key: str  # that signed; the session must have been opened with the same
+    version: int  # of the accounts
+    buckets_version: int
+    lives_s: float | None = None  # until the key expires; None where it does not
+
+
 class KvGet(Message, frozen=True):
     """Begin a delivery. Reply: `DeliveryAccepted`."""
 
@@ -547,6 +559,7 @@ class KvGet(Message, frozen=True):
     client_s: float = 0.0  # that the client spent before it sent the request, as it says
     gateway_s: float = 0.0  # that the gateway spent before it sent this
     traceparent: str = ""  # W3C Trace Context, where the request is traced
+    read_pass: ReadPass | None = None  # for the session whose target it names
 
 
 class DeliveryPath(enum.Enum):
@@ -565,6 +578,8 @@ class WindowSource(enum.Enum):
     DESCRIPTOR = "descriptor"
     PROFILE = "profile"
     LEARNED = "learned"
+    WHOLE = "whole"  # the client says that it computes nothing between layers
+    DISBELIEVED = "disbelieved"  # told, measured or learned, but shorter than a layer can take
     NONE = "none"
 
 
@@ -575,7 +590,7 @@ class DeliveryAccepted(Message, frozen=True):
     chunk_count: int
     layer_bytes: int  # bytes of one layer payload
     body_bytes: int  # bytes of the response body; 0 with a target
-    rate_bytes_per_s: int | None = None  # assigned for its life; None where the policy assigns none
+    rate_bytes_per_s: int | None = None  # when it begins; None where the policy assigns none
     path: str = ""
     transport: str = "tcp"
     window_source: str = "none"
@@ -673,6 +688,7 @@ class CreateSession(Message, frozen=True):
     """Ask for a ticket to the target socket. Reply: `SessionTicket`."""
 
     identity: str
+    access_key: str = ""  # that signed
 
 
 class JoinForClient(Message, frozen=True):
@@ -683,6 +699,7 @@ class JoinForClient(Message, frozen=True):
     """
 
     identity: str
+    access_key: str = ""  # that signed
 
 
 class SessionTicket(Message, frozen=True):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from objectcache_schemas.message import Message
+from objectcache_schemas.policy_names import EVERY_EPOCH as EVERY_EPOCH
+from objectcache_schemas.policy_names import FOR_LIFE as FOR_LIFE
+from objectcache_schemas.policy_names import PolicyName as PolicyName
+from objectcache_schemas.policy_names import RatesName as RatesName
 from objectcache_schemas.settings import CAP_GBPS_MAX
-
-PolicyName = Literal[
-    "equal", "kv_prop", "bw_prop", "stall_opt", "calibrated_stall_opt", "stall_dynamic"
-]
 
 
 class TenantShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -31,6 +31,7 @@ class ScheduleChanges(
     cap_gbps: Annotated[float, msgspec.Meta(ge=0, le=CAP_GBPS_MAX)] | None = None
     margin_gbps: Annotated[float, msgspec.Meta(ge=0, le=CAP_GBPS_MAX)] | None = None
     epoch_s: Annotated[float, msgspec.Meta(ge=0.001, le=10)] | None = None
+    rates: RatesName | None = None
     layerwise_threshold_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     tenants: dict[str, TenantShare | None] = {}  # None: as everybody else again
 
@@ -42,6 +43,7 @@ class ScheduleConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     cap_gbps: float
     margin_gbps: float
     epoch_s: float
+    rates: RatesName
     layerwise_threshold_bytes: int
     tenants: dict[str, TenantShare] = {}
 

@@ -11,23 +11,33 @@ import argparse
 import logging
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB, KIB, MIB, Limits, Positive
+from objectcache_schemas.policy_names import EVERY_EPOCH, PolicyName, RatesName
 from objectcache_schemas.root_key import ROOT_ACCESS_KEY_VARIABLE, ROOT_SECRET_KEY_VARIABLE
+from objectcache_schemas.setting_values import (
+    address,
+    checked_value,
+    declared,
+    either_zero_or,
+    likely_names,
+    one_of,
+    text_like,
+)
+from objectcache_schemas.usable_paths import PATH_USE, PathUse, check_path, used_as
 
 logger = logging.getLogger(__name__)
 
+CAP_GBPS_MIN = 0.001  # 125 KB/s; less would hold deliveries for hours without a word
 CAP_GBPS_MAX = 100_000.0
-POLICIES = (
-    *("equal", "kv_prop", "bw_prop", "stall_opt", "calibrated_stall_opt"),
-    "stall_dynamic",
-)
+POLICIES: tuple[str, ...] = get_args(PolicyName)
+RATES: tuple[str, ...] = get_args(RatesName)
 ENVIRONMENT_PREFIX = "OBJECTCACHE_"
 # Read by the gateway itself and by clients; not settings.
 OTHER_VARIABLES = frozenset(
@@ -62,31 +72,45 @@ def _doc(text: str) -> msgspec.Meta:
 class ServerSettings(_Settings, frozen=True):
     """Where the two processes find their files and each other."""
 
-    data_dir: Annotated[str, _doc("directory of the objects, the index and the credentials")] = ""
+    data_dir: Annotated[
+        str,
+        used_as(PathUse.KEPT_DIRECTORY),
+        _doc("directory of the objects, the index and the credentials"),
+    ] = ""
     run_dir: Annotated[
-        str, _doc("directory of the sockets between processes; default DATA_DIR/run")
+        str,
+        used_as(PathUse.KEPT_DIRECTORY),
+        _doc("directory of the sockets between processes; default DATA_DIR/run"),
     ] = ""
     storage_address: Annotated[
-        str, _doc("host:port of a storage server on another host; default its socket in RUN_DIR")
+        str,
+        address(""),
+        _doc("host:port of a storage server on another host; default its socket in RUN_DIR"),
     ] = ""
     tls_certificate: Annotated[
-        str, _doc("PEM file; what this process shows to the other across hosts")
+        str,
+        used_as(PathUse.READ_FILE),
+        _doc("PEM file; what this process shows to the other across hosts"),
     ] = ""
-    tls_key: Annotated[str, _doc("PEM file of the certificate's private key")] = ""
+    tls_key: Annotated[
+        str, used_as(PathUse.READ_FILE), _doc("PEM file of the certificate's private key")
+    ] = ""
     tls_ca: Annotated[
-        str, _doc("PEM file of the authorities whose certificates the other process may show")
+        str,
+        used_as(PathUse.READ_FILE),
+        _doc("PEM file of the authorities whose certificates the other process may show"),
     ] = ""
-    log_format: Annotated[
-        str, msgspec.Meta(pattern=r"^(json|text)\Z"), _doc("how a line of the log is written")
-    ] = "json"
+    log_format: Annotated[str, one_of("json", "text"), _doc("how a line of the log is written")] = (
+        "json"
+    )
 
 
 class GatewaySettings(_Settings, frozen=True):
     """The gateway's own."""
 
-    listen: Annotated[str, _doc("host:port to serve HTTP on; port 0 picks a free one")] = (
-        "127.0.0.1:9000"
-    )
+    listen: Annotated[
+        str, address(), _doc("host:port to serve HTTP on; port 0 picks a free one")
+    ] = "127.0.0.1:9000"
     region: Annotated[str, _doc("the region that buckets are in")] = "us-east-1"
     acls: Annotated[
         bool,
@@ -102,16 +126,22 @@ class GatewaySettings(_Settings, frozen=True):
         int, msgspec.Meta(ge=1, le=64), _doc("gateway processes that serve one port")
     ] = 1
     tls_certificate: Annotated[
-        str, _doc("PEM file of the certificate chain; serves HTTPS instead of HTTP")
+        str,
+        used_as(PathUse.READ_FILE),
+        _doc("PEM file of the certificate chain; serves HTTPS instead of HTTP"),
     ] = ""
-    tls_key: Annotated[str, _doc("PEM file of its private key; default the certificate's file")] = (
-        ""
-    )
+    tls_key: Annotated[
+        str,
+        used_as(PathUse.READ_FILE),
+        _doc("PEM file of its private key; default the certificate's file"),
+    ] = ""
     tls_reload_s: Annotated[Seconds, _doc("how often the two files are looked at for a change")] = (
         10.0
     )
     audit_log: Annotated[
-        str, _doc("file of the audit log in S3's server access log format; none by default")
+        str,
+        used_as(PathUse.APPENDED_FILE),
+        _doc("file of the audit log in S3's server access log format; none by default"),
     ] = ""
     audit_log_bytes_max: Annotated[
         Positive, _doc("size at which the audit log is renamed and begun again")
@@ -119,7 +149,7 @@ class GatewaySettings(_Settings, frozen=True):
     audit_log_files_max: Annotated[Positive, _doc("renamed audit logs that are kept")] = 8
     exact_ranges: Annotated[
         str,
-        msgspec.Meta(pattern=r"^(none|aws-sdk-cpp|all)\Z"),
+        one_of("none", "aws-sdk-cpp", "all"),
         _doc(
             "whose ranges that end past an object are refused instead of cut to it: clients on "
             "AWS's SDK for C++ (NIXL's OBJ plugin takes what is cut for whole), nobody's, or all"
@@ -128,13 +158,31 @@ class GatewaySettings(_Settings, frozen=True):
     virtual_host_domains: Annotated[
         tuple[str, ...], _doc("host suffixes below which the first label names a bucket")
     ] = ("localhost",)
-    connections_max: Annotated[Positive, _doc("open client connections; more are refused")] = 4096
+    connections_max: Annotated[
+        Positive,
+        _doc(
+            "open client connections; over it the oldest without a good signature ends, then those "
+            "of the user with most"
+        ),
+    ] = 4096
     requests_in_flight_max: Annotated[
-        Positive, _doc("requests served at once; more get SlowDown")
+        Positive,
+        _doc("requests served at once, shared max-min among users; more get SlowDown"),
     ] = 512
+    document_bytes_max: Annotated[
+        Positive,
+        _doc(
+            "memory of each process for requests' descriptors, matches and XML over 64 KiB, as it "
+            "arrives, shared max-min among users; more get SlowDown"
+        ),
+    ] = 256 * MIB
     storage_connections_max: Annotated[
-        Positive, _doc("connections to the storage server, one request each")
-    ] = 512
+        Positive,
+        _doc(
+            "connections to the storage server, one request each; fewer where the processes "
+            "together would have more than storage.connections_max leaves beside sessions"
+        ),
+    ] = 704
     storage_timeout_s: Annotated[
         Seconds, _doc("longest silence of the storage server before a request fails")
     ] = 60.0
@@ -171,7 +219,7 @@ class GatewaySettings(_Settings, frozen=True):
     ] = True
     log_level: Annotated[
         str,
-        msgspec.Meta(pattern=r"^(debug|info|warning|error)\Z"),
+        one_of("debug", "info", "warning", "error"),
         _doc("debug, info, warning or error"),
     ] = "info"
 
@@ -179,7 +227,9 @@ class GatewaySettings(_Settings, frozen=True):
 class StorageSettings(_Settings, frozen=True):
     """The storage server's own."""
 
-    engine: Annotated[str, _doc("local, files or memory")] = "local"
+    engine: Annotated[str, one_of("local", "files", "memory"), _doc("local, files or memory")] = (
+        "local"
+    )
     capacity_bytes: Annotated[
         int,
         msgspec.Meta(ge=0),
@@ -207,9 +257,9 @@ class StorageSettings(_Settings, frozen=True):
     index_bytes_max: Annotated[
         int, msgspec.Meta(ge=16 * MIB), _doc("size to which the index may grow (its address space)")
     ] = 64 * GIB
-    when_full: Annotated[
-        str, msgspec.Meta(pattern=r"^(evict|refuse)\Z"), _doc("evict chunks, or refuse puts")
-    ] = "evict"
+    when_full: Annotated[str, one_of("evict", "refuse"), _doc("evict chunks, or refuse puts")] = (
+        "evict"
+    )
     high_watermark: Annotated[
         float, msgspec.Meta(gt=0, le=1), _doc("part of the capacity from which chunks are evicted")
     ] = 0.95
@@ -226,7 +276,7 @@ class StorageSettings(_Settings, frozen=True):
     ] = 0.8
     direct_io: Annotated[
         str,
-        msgspec.Meta(pattern=r"^(auto|io_uring|threads)\Z"),
+        one_of("auto", "io_uring", "threads"),
         _doc("how the direct path submits: auto is io_uring where the kernel allows it"),
     ] = "auto"
     direct_depth: Annotated[
@@ -237,9 +287,17 @@ class StorageSettings(_Settings, frozen=True):
     nvme_device: Annotated[
         str, _doc("character device of an NVMe namespace (/dev/ng0n1) that the store owns whole")
     ] = ""
+    nvme_block_device: Annotated[
+        str,
+        text_like(r"^(auto|off|/.+)\Z", "auto, off or the path of a device"),
+        _doc(
+            "block device of the same namespace (/dev/nvme0n1), through whose page cache extents "
+            "are read and written; auto finds it, off reads and writes all directly"
+        ),
+    ] = "auto"
     overlap: Annotated[
         str,
-        msgspec.Meta(pattern=r"^(auto|intra|cross)\Z"),
+        one_of("auto", "intra", "cross"),
         _doc("whether readers share the device; auto measures"),
     ] = "auto"
     compaction_bytes_per_s: Annotated[
@@ -268,30 +326,35 @@ class StorageSettings(_Settings, frozen=True):
     server_in_flight_bytes_max: Annotated[
         Positive, _doc("the same, for all deliveries; one that finds no room waits for its turn")
     ] = 256 * MIB
-    deliveries_max: Annotated[Positive, _doc("deliveries at once; more get SlowDown")] = 256
+    deliveries_max: Annotated[Positive, _doc("deliveries at once; more wait")] = 256
     layerwise_threshold_bytes: Annotated[
         int, msgspec.Meta(ge=0), _doc("payload from which delivery: auto is layerwise")
     ] = 8 * MIB
     connections_max: Annotated[Positive, _doc("connections from gateways")] = 1024
-    puts_max: Annotated[Positive, _doc("puts at once; more get SlowDown")] = 128
+    puts_max: Annotated[Positive, _doc("puts at once; more wait")] = 128
     put_staging_bytes_max: Annotated[
-        Positive, _doc("bytes of unfinished puts; more get SlowDown")
-    ] = 64 * GIB
+        Positive, _doc("bytes of unfinished puts; more wait, and one may have three quarters")
+    ] = 96 * GIB
     buckets_per_user_max: Annotated[
         Positive, _doc("buckets that one user may own; the root user has no such limit")
     ] = 1000
-    tenant_put_share_max: Annotated[
-        float,
-        msgspec.Meta(gt=0, le=1),
-        _doc("part of puts_max and of put_staging_bytes_max that one tenant may hold"),
-    ] = 0.5
     open_objects_max: Annotated[Positive, _doc("open files kept for the next read")] = 4096
     send_stall_timeout_s: Annotated[
         Seconds, _doc("longest time a client may take for one fragment of a body")
     ] = 60.0
+    client_rate_bytes_per_s_min: Annotated[
+        int,
+        msgspec.Meta(ge=0),
+        _doc(
+            "rate below which a client that takes a body or sends a put is cut while others wait "
+            "for the memory or the slot that it holds; 0 is none"
+        ),
+    ] = 256 * KIB
     delivery_timeout_s: Annotated[Seconds, _doc("longest life of a delivery into a target")] = 600.0
     listen: Annotated[
-        str, _doc("host:port for gateways on other hosts, over mutual TLS; none by default")
+        str,
+        address(""),
+        _doc("host:port for gateways on other hosts, over mutual TLS; none by default"),
     ] = ""
     lifecycle_interval_s: Annotated[
         Seconds, _doc("time between two searches for objects that a lifecycle rule expires")
@@ -312,9 +375,17 @@ class StorageSettings(_Settings, frozen=True):
             "after a burst of twice as many; what comes faster waits in the client's socket"
         ),
     ] = 2000
+    session_pass_s: Annotated[
+        float,
+        msgspec.Meta(ge=0),
+        _doc(
+            "seconds for which a session that was allowed to read all of a bucket gets from it by "
+            "itself, unless accounts or buckets change before; 0 has every get go through a gateway"
+        ),
+    ] = 60.0
     nixl: Annotated[
         str,
-        msgspec.Meta(pattern=r"^(auto|trusting|off)\Z"),
+        one_of("auto", "trusting", "off"),
         _doc(
             "auto delivers over NIXL to the root user where the package nixl-cu12 is installed; "
             "trusting to every user, because the library trusts a client with this process' memory"
@@ -331,12 +402,15 @@ class StorageSettings(_Settings, frozen=True):
         Positive,
         _doc(
             "sessions over NIXL, each some 5 MiB of memory and a thread; more get SlowDown, as do "
-            "those of one user, root apart, past half of it"
+            "those of one user, root apart, past its share"
         ),
     ] = 64
     nixl_ucx: Annotated[
         str,
-        msgspec.Meta(pattern=r"^([A-Z0-9_]+=[^=,]+(,[A-Z0-9_]+=[^=,]+)*)?\Z"),
+        text_like(
+            r"^([A-Z0-9_]+=[^=,]+(,[A-Z0-9_]+=[^=,]+)*)?\Z",
+            "settings of UCX with commas between them, such as TLS=rc,LOG_LEVEL=warn",
+        ),
         _doc("more settings of UCX for NIXL, NAME=VALUE,..., such as TLS=rc"),
     ] = ""
     verbs_device: Annotated[
@@ -352,7 +426,7 @@ class StorageSettings(_Settings, frozen=True):
     ] = 10.0
     target_socket_mode: Annotated[
         str,
-        msgspec.Meta(pattern=r"^[0-7]{3}\Z"),
+        text_like(r"^[0-7]{3}\Z", "three octal digits, such as 600 or 660"),
         _doc("permission bits of the target socket, octal; 600 is the server's user only"),
     ] = "600"
     start_without_accounts: Annotated[
@@ -364,7 +438,7 @@ class StorageSettings(_Settings, frozen=True):
     ] = 20.0
     log_level: Annotated[
         str,
-        msgspec.Meta(pattern=r"^(debug|info|warning|error)\Z"),
+        one_of("debug", "info", "warning", "error"),
         _doc("debug, info, warning or error"),
     ] = "info"
 
@@ -374,6 +448,7 @@ class AdminSettings(_Settings, frozen=True):
 
     listen: Annotated[
         str,
+        address("auto", "off"),
         _doc(
             "host:port; auto is loopback, one port above gateway.listen; off is RUN_DIR/admin.sock"
         ),
@@ -382,12 +457,18 @@ class AdminSettings(_Settings, frozen=True):
         bool, _doc("serve the status page at /status, behind an admin token")
     ] = False
     audit_log: Annotated[
-        str, _doc("file of the admin audit log; default DATA_DIR/admin-audit.log")
+        str,
+        used_as(PathUse.APPENDED_FILE),
+        _doc("file of the admin audit log; default DATA_DIR/admin-audit.log"),
     ] = ""
-    tls_certificate: Annotated[str, _doc("PEM file; serves HTTPS instead of HTTP")] = ""
-    tls_key: Annotated[str, _doc("PEM file of its private key; default the certificate's file")] = (
-        ""
-    )
+    tls_certificate: Annotated[
+        str, used_as(PathUse.READ_FILE), _doc("PEM file; serves HTTPS instead of HTTP")
+    ] = ""
+    tls_key: Annotated[
+        str,
+        used_as(PathUse.READ_FILE),
+        _doc("PEM file of its private key; default the certificate's file"),
+    ] = ""
     tenants_in_metrics_max: Annotated[
         int,
         msgspec.Meta(ge=0, le=10_000),
@@ -395,7 +476,7 @@ class AdminSettings(_Settings, frozen=True):
     ] = 50
     log_level: Annotated[
         str,
-        msgspec.Meta(pattern=r"^(debug|info|warning|error)\Z"),
+        one_of("debug", "info", "warning", "error"),
         _doc("debug, info, warning or error"),
     ] = "info"
 
@@ -407,14 +488,12 @@ class SchedulerSettings(_Settings, frozen=True):
 
     policy: Annotated[
         str,
-        msgspec.Meta(
-            pattern=r"^(equal|kv_prop|bw_prop|stall_opt|calibrated_stall_opt|stall_dynamic)\Z"
-        ),
+        one_of(*POLICIES),
         _doc("how layerwise deliveries share the link: " + ", ".join(POLICIES)),
     ] = "stall_dynamic"
     cap_gbps: Annotated[
         float,
-        msgspec.Meta(ge=0, le=CAP_GBPS_MAX),
+        either_zero_or(CAP_GBPS_MIN, CAP_GBPS_MAX),
         _doc("rate of all deliveries together, 10^9 bits a second; 0 is no cap"),
     ] = 0.0
     margin_gbps: Annotated[
@@ -425,22 +504,32 @@ class SchedulerSettings(_Settings, frozen=True):
     epoch_s: Annotated[
         float,
         msgspec.Meta(ge=0.001, le=10),
-        _doc("time between admissions by the policies that assign rates"),
+        _doc("time between two divisions of the link by the policies that assign rates"),
     ] = 0.01
+    rates: Annotated[
+        str,
+        one_of(*RATES),
+        _doc(
+            "how long an assigned rate holds: every_epoch, worked out again for all that still "
+            "have something to send; for_life, until the delivery ends, as in the paper"
+        ),
+    ] = EVERY_EPOCH
     tenant_deliveries_max: Annotated[
         Positive, _doc("deliveries of one tenant at once; more wait")
     ] = 256
     queue_max: Annotated[
         int,
         msgspec.Meta(ge=0),
-        _doc("requests of one tenant that wait, or of all for memory; more get SlowDown"),
+        _doc("requests of one tenant that wait for a turn, memory or a put; more get SlowDown"),
     ] = 256
     queue_timeout_s: Annotated[
         Seconds,
-        _doc("longest wait of a request for its turn, memory, or a rate, before SlowDown"),
+        _doc("longest wait of a request for its turn, memory, a put or a rate, before SlowDown"),
     ] = 10.0
     profiles_dir: Annotated[
-        str, _doc("directory of compute profiles, MODEL.csv each; default DATA_DIR/profiles")
+        str,
+        used_as(PathUse.READ_DIRECTORY),
+        _doc("directory of compute profiles, MODEL.csv each; default DATA_DIR/profiles"),
     ] = ""
     traces_kept: Annotated[
         int, msgspec.Meta(ge=0, le=100_000), _doc("deliveries whose trace is kept, the latest")
@@ -510,31 +599,18 @@ def load_settings(
 ) -> Settings:
     """Settings from a TOML file, OBJECTCACHE_SECTION_KEY variables and `section.key=value` flags.
 
-    Raises `InvalidRequest` naming the source and the key for anything unknown or out of bounds.
+    Raises `InvalidRequest` naming the setting, the source, and what is allowed, for anything
+    unknown or out of bounds.
     """
     sections: dict[str, Section] = {}
     if file is not None:
-        _merge(sections, _from_file(file))
-        _convert(sections, str(file))
-    _merge(sections, _from_environment(environment))
-    _convert(sections, "the environment")
-    _merge(sections, _from_assignments(assignments))
-    return _convert(sections, "a flag")
+        _read_file(sections, file)
+    _read_environment(sections, environment)
+    _read_assignments(sections, assignments)
+    return msgspec.convert(sections, Settings)
 
 
-def _merge(sections: dict[str, Section], more: Mapping[str, Section]) -> None:
-    for section, values in more.items():
-        sections.setdefault(section, {}).update(values)
-
-
-def _convert(sections: Mapping[str, Section], source: str) -> Settings:
-    try:
-        return msgspec.convert(sections, Settings, strict=False)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"settings, in {source}: {error}") from error
-
-
-def _from_file(file: Path) -> dict[str, Section]:
+def _read_file(sections: dict[str, Section], file: Path) -> None:
     try:
         values = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
@@ -545,11 +621,11 @@ def _from_file(file: Path) -> dict[str, Section]:
         if name not in SECTIONS or not isinstance(section, dict):
             known = ", ".join(f"[{known}]" for known in SECTIONS)
             raise InvalidRequest(f"settings file {file}: {name!r} is not one of {known}")
-    return values
+        for key, value in section.items():
+            _assign(sections, name, key, value, f"in settings file {file}")
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Section]:
-    sections: dict[str, Section] = {}
+def _read_environment(sections: dict[str, Section], environment: Mapping[str, str]) -> None:
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
             continue
@@ -557,30 +633,61 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Section]:
         if section not in SECTIONS or _SERVICE_LINK.search(variable):
             logger.warning("environment variable %s sets nothing and is ignored", variable)
             continue
-        _assign(sections, section, key, text, f"environment variable {variable}")
-    return sections
+        _assign_text(sections, section, key, text, f"in environment variable {variable}")
 
 
-def _from_assignments(assignments: Sequence[str]) -> dict[str, Section]:
-    sections: dict[str, Section] = {}
+def _read_assignments(sections: dict[str, Section], assignments: Sequence[str]) -> None:
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         section, _, key = name.partition(".")
         if not equals:
             raise InvalidRequest(f"--set {assignment}: write section.key=value")
-        _assign(sections, section, key, text, f"--set {name}")
-    return sections
+        _assign_text(sections, section, key, text, "in a flag")
 
 
-def _assign(sections: dict[str, Section], section: str, key: str, text: str, source: str) -> None:
-    fields = {known.name: known for known in setting_fields(section)} if section in SECTIONS else {}
-    if key not in fields:
-        raise InvalidRequest(
-            f"{source}: no setting is called {section}.{key}; `objectcache settings` prints all"
-        )
-    is_list = isinstance(fields[key].default, tuple)
-    value: object = [part for part in text.split(",") if part] if is_list else text
-    sections.setdefault(section, {})[key] = value
+def _assign_text(
+    sections: dict[str, Section], section: str, key: str, text: str, source: str
+) -> None:
+    field = _field(section, key, source)
+    value = [part for part in text.split(",") if part] if isinstance(field.default, tuple) else text
+    _assign(sections, section, key, value, source)
+
+
+def _assign(
+    sections: dict[str, Section], section: str, key: str, value: object, source: str
+) -> None:
+    field = _field(section, key, source)
+    name = f"{section}.{key}"
+    sections.setdefault(section, {})[key] = checked_value(name, field.type, value, source)
+
+
+def _field(section: str, key: str, source: str) -> msgspec.structs.FieldInfo:
+    if section in SECTIONS:
+        for field in setting_fields(section):
+            if field.name == key:
+                return field
+    name = f"{section}.{key}"
+    likely = likely_names(name, [known for known, _ in each_setting()])
+    raise InvalidRequest(
+        f"no setting is called {name}, {source}{likely or '; `objectcache settings` prints all'}"
+    )
+
+
+def check_paths(settings: Settings, *sections: str) -> None:
+    """Raises `InvalidRequest` where a path that one of these sections names cannot be used."""
+    for name, field in each_setting():
+        section = name.partition(".")[0]
+        text: object = getattr(getattr(settings, section), field.name)
+        use = declared(field.type, PATH_USE)
+        if section in sections and isinstance(use, PathUse) and isinstance(text, str) and text:
+            check_path(name, text, use)
+
+
+def each_setting() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
+    """Every setting with its name, SECTION.KEY."""
+    for section in SECTIONS:
+        for field in setting_fields(section):
+            yield f"{section}.{field.name}", field
 
 
 def setting_fields(section: str) -> tuple[msgspec.structs.FieldInfo, ...]:

@@ -5,9 +5,12 @@
     C OpenFabric                              S FabricOpened | WireError
     C RegisterRemoteTarget                    S TargetRegistered | WireError
     C ReleaseTarget                           S TargetReleased, once nothing writes to it any more
+    C GetPrefix, of a bucket passed to it     S GetBegun once it runs, GetEnded at its end
+    C CancelGet, at any time                  nothing but that end
     C LayersConsumed, at any time             nothing
     C ReturnCredits, at any time              nothing
-                                              S LayersReady, DeliveryFailure: unasked, at any time
+                                              S LayersReady, DeliveryFailure, PassGiven: unasked,
+                                                at any time
 
 On the target socket, for clients on the same host, a session begins with `JoinSession`, and targets
 are memory files. Through a gateway, for clients anywhere, it is joined from the start, and targets
@@ -76,7 +79,8 @@ class RegisterRemoteTarget(Message, frozen=True):
     """Register memory that the session's fabric reaches.
 
     `key` is the memory's rkey (verbs); `metadata` the client agent's, which covers the memory
-    (nixl). `device_id` is the GPU's where `memory` is VRAM.
+    (nixl). `device_id` is the GPU's where `memory` is VRAM; where it is DRAM, any number, another
+    one for each registration of the session (nixl).
     """
 
     length_bytes: int
@@ -105,6 +109,60 @@ class TargetReleased(Message, frozen=True):
     """Nothing writes to the target any more; its memory may be used for anything."""
 
     target_id: bytes
+
+
+class PassGiven(Message, frozen=True):
+    """The session may get from this bucket by itself for so long, or until it is refused: a get
+    over HTTP was allowed to read all of it.
+    """
+
+    bucket: str
+    lives_s: float
+
+
+class GetPrefix(Message, frozen=True, omit_defaults=True):
+    """Begin a delivery into a target of this session.
+
+    `tag` is that of the descriptor's target, and of no other get of the session. The other fields
+    are those of a get over HTTP. AccessDenied where the bucket is not passed to the session, or not
+    any more: ask over HTTP.
+    """
+
+    tag: int
+    bucket: str
+    descriptor: bytes
+    request_id: str
+    path: str = ""
+    client_s: float = 0.0  # that the client has spent on the fetch
+    traceparent: str = ""
+
+
+class CancelGet(Message, frozen=True):
+    """End the get with this tag; no effect where it has ended."""
+
+    tag: int
+
+
+class GetBegun(Message, frozen=True, omit_defaults=True):
+    """The get with this tag is planned and running."""
+
+    tag: int
+    delivery: str  # the mode chosen: layerwise or chunkwise
+    chunk_count: int
+    rate_bytes_per_s: int | None = None  # when it begins; None where the policy assigns none
+    path: str = ""
+    window_source: str = "none"
+
+
+class GetEnded(Message, frozen=True, omit_defaults=True):
+    """Nothing is written for the get with this tag any more; `error` None is success. Before
+    `GetBegun` it is a refusal.
+    """
+
+    tag: int
+    payload_bytes: int = 0
+    error: WireError | None = None
+    failed_layer: int | None = None
 
 
 class LayersConsumed(Message, frozen=True, omit_defaults=True):
@@ -143,6 +201,8 @@ TargetRequest = (
     | ReleaseTarget
     | LayersConsumed
     | ReturnCredits
+    | GetPrefix
+    | CancelGet
 )
 
 
@@ -154,4 +214,7 @@ TargetEvent = (
     | TargetReleased
     | LayersReady
     | DeliveryFailure
+    | PassGiven
+    | GetBegun
+    | GetEnded
 )

@@ -38,13 +38,14 @@ class DeliveryTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     payload_bytes: int
     compute_window_s: float | None
     window_source: str
-    rate_bytes_per_s: float | None  # assigned
+    rate_bytes_per_s: float | None  # assigned; of one that has ended the mean
     achieved_bytes_per_s: float | None
     started_unix_s: float
     duration_s: float | None  # None: under way
     phases: tuple[TracePhase, ...]
     layers: tuple[LayerTrace, ...]
     error: WireError | None = None
+    reported_window_s: float | None = None  # median of the layers that the client told of
 
 
 class GetTraces(Message, frozen=True):

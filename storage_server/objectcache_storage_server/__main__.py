@@ -14,7 +14,7 @@ import uvloop
 
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.logs import configure_logging
-from objectcache_schemas.settings import Settings, parse_command_line
+from objectcache_schemas.settings import Settings, check_paths, parse_command_line
 from objectcache_storage_server import multipart
 from objectcache_storage_server.accounts import lost_accounts
 from objectcache_storage_server.accounts.account_book import AccountBook
@@ -23,6 +23,7 @@ from objectcache_storage_server.connections.uploads import count_uploads
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.open import open_engine
 from objectcache_storage_server.fabrics import check_nixl_devices
+from objectcache_storage_server.heap import HeapTrimmer, bound_arenas
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.export import open_export
 
@@ -58,6 +59,7 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
     server = StorageServer(service)
     await server.start()
     service.start_lifecycle()
+    trimmer = HeapTrimmer()
     loop.add_signal_handler(signal.SIGHUP, server.reload_certificate)
     loop.add_signal_handler(signal.SIGUSR1, service.entrance.close)  # the gateways stop, too
     print(f"ready storage {settings.storage_socket}", flush=True)
@@ -67,6 +69,7 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
         await _outlast_gateways(service, server, stop)
     logger.info("stopping: draining for up to %g s", settings.storage.drain_timeout_s)
     await server.drain(settings.storage.drain_timeout_s)
+    trimmer.close()
     service.close()
     if export is not None:
         export.close()
@@ -117,7 +120,10 @@ def main(arguments: list[str] | None = None) -> int:
             sys.argv[1:] if arguments is None else arguments,
             os.environ,
         )
+        if not namespace.exit_with_stdin:  # a supervisor has looked already
+            check_paths(settings, "server", "storage", "scheduler")
         configure_logging("storage", settings.storage.log_level, settings.server.log_format)
+        bound_arenas()
         os.environ.setdefault(NIXL_LOG_LEVEL, "FATAL")
         uvloop.run(run(settings, namespace.exit_with_stdin))
     except InvalidRequest as error:

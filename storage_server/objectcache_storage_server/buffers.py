@@ -15,6 +15,56 @@ from objectcache_schemas.limits import MIB
 IDLE_BYTES_MAX = 64 * MIB  # kept warm for the next delivery: fresh pages cost more than a copy
 
 
+class MemoryGrant:
+    """Memory that was promised to one transfer; goes back with `release`. Safe for threads."""
+
+    def __init__(
+        self,
+        pool: BufferPool,
+        granted_bytes: int,
+        give_back: Callable[[int], None] | None = None,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> None:
+        """`give_back` takes what is not used any more, the pool where it is None; `is_wanted` says
+        whether somebody who holds less waits.
+        """
+        self._granted_bytes = granted_bytes
+        self._give_back = give_back or pool.release
+        self._is_wanted = is_wanted or _by_nobody
+        self._lock = threading.Lock()
+
+    @property
+    def granted_bytes(self) -> int:
+        """What is held."""
+        return self._granted_bytes
+
+    def shrink(self, length_bytes: int) -> None:
+        """Give a part back."""
+        with self._lock:
+            assert length_bytes <= self._granted_bytes
+            self._granted_bytes -= length_bytes
+        self._give_back(length_bytes)
+
+    def shrink_if_wanted(self, length_bytes: int, least_bytes: int) -> bool:
+        """Give a part back where `least_bytes` are left and somebody who holds less waits; returns
+        whether it did.
+        """
+        if self._granted_bytes - length_bytes < least_bytes or not self._is_wanted():
+            return False
+        self.shrink(length_bytes)
+        return True
+
+    def release(self) -> None:
+        """Give all of it back. A second call has no effect."""
+        with self._lock:
+            length_bytes, self._granted_bytes = self._granted_bytes, 0
+        if length_bytes:
+            self._give_back(length_bytes)
+
+    def __repr__(self) -> str:
+        return f"<MemoryGrant of {self._granted_bytes} bytes>"
+
+
 class BufferPool:
     """Hands out buffers of one size, at most `capacity_bytes` of them promised at a time."""
 
@@ -90,3 +140,8 @@ class BufferPool:
 
 def _nobody() -> None:
     """Nobody waits for memory."""
+
+
+def _by_nobody() -> bool:
+    """Nobody waits for what a grant holds."""
+    return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.plan import Fragment, Plan
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
+
+YIELD_S_MAX = 0.005  # that a delivery's readers give away to others: two of their time slices
 
 logger = logging.getLogger("objectcache.storage_server.deliver")
 
@@ -68,6 +71,7 @@ class Delivery:
         self._lock = threading.Lock()
         self._readers = 0
         self._settling = False  # a thread announces
+        self._yield_left_s = YIELD_S_MAX
         self._ended = False
 
     def admitted(self, rate_bytes_per_s: float | None) -> None:
@@ -108,6 +112,20 @@ class Delivery:
                 error = self._fault("reading", caught)
             self._leave(fragment, error)
         self._settle()
+        self._let_the_client_run()
+
+    def _let_the_client_run(self) -> None:
+        """Yield the processor, once the client was told of its first layer.
+
+        Readers take all of a processor, and the system's scheduler has whoever they wake wait for
+        their time slices. Where nobody else wants the processor a yield costs nothing; where
+        somebody does it may cost a whole slice, so a delivery gives away so much and no more.
+        """
+        has_begun = self.plan.first_layer < self.end_layer < self.plan.end_layer
+        if has_begun and self._yield_left_s > 0:
+            begun_s = time.monotonic()
+            os.sched_yield()
+            self._yield_left_s -= time.monotonic() - begun_s  # a reader's turn more does no harm
 
     def _enter(self) -> bool:
         with self._lock:

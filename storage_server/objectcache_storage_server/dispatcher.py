@@ -19,6 +19,7 @@ from objectcache_storage_server.scheduling.scheduler import Grant, Scheduler, Wa
 
 FAULT_PAUSE_S = 0.05  # after a fault of the scheduler that granted nothing
 FAULT_LOG_INTERVAL_S = 10.0
+WAIT_S_MAX = 3600.0  # a thread cannot wait for every number of seconds; then it looks again
 
 T = TypeVar("T")
 
@@ -96,7 +97,8 @@ class Dispatcher:
                     decision.job.taken = None
                     return decision
                 wait_s = decision.until_s - now_s
-                self._condition.wait(None if wait_s == math.inf else max(0.0, wait_s))
+                is_forever = wait_s == math.inf
+                self._condition.wait(None if is_forever else min(max(0.0, wait_s), WAIT_S_MAX))
             return None
 
     def _decide(self, now_s: float) -> Grant[Delivery] | Wait:

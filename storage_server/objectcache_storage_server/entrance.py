@@ -88,6 +88,11 @@ class Entrance:
         """Requests that wait for their turn."""
         return self._admission.waiting
 
+    def is_held_from_others(self, tenant: str) -> bool:
+        """See `Admission.is_held_from_others`."""
+        with self._lock:
+            return self._admission.is_held_from_others(tenant)
+
     @asynccontextmanager
     async def admitted(self, tenant: str, gone: Gone | None = None) -> AsyncGenerator[float]:
         """Be in for the length of the block; the value is how long it waited, in seconds.

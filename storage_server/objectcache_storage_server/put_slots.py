@@ -2,96 +2,75 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from objectcache_schemas.errors import Busy, InvalidRequest
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.fair_shares import LENT_PER_FREE, RESERVED_PART, FairShares
 from objectcache_schemas.settings import StorageSettings
-
-RETRY_AFTER_S = 1.0
-
-
-@dataclass(slots=True)
-class _Held:
-    puts: int = 0
-    staged_bytes: int = 0
-
-    def add(self, puts: int, staged_bytes: int) -> None:
-        self.puts += puts
-        self.staged_bytes += staged_bytes
+from objectcache_storage_server.fair_line import Scarce
 
 
-class PutSlots:
-    """Puts that were admitted and have not ended. Not safe for threads.
+class PutSlots(Scarce[int]):
+    """Puts that were admitted and have not ended; a wish is for one of so many bytes.
 
-    A tenant has a share of the slots and of the bytes, so that one whose bodies arrive slowly
-    leaves the rest to the others. Its first put is not refused for the share, whatever its size.
+    A tenant has a share of the slots and one of the bytes. Half of the reserved bytes are shared
+    out among the slots, so that a put of so many bytes is let in wherever a slot is. One put may
+    take no more than a tenant alone may be lent: the small ones that pass it while it waits hold
+    less than the rest, so it has its turn.
     """
 
+    name = "a put's slot"
+
     def __init__(self, storage: StorageSettings) -> None:
-        self._storage = storage
-        self._all = _Held()
-        self._tenants: dict[str, _Held] = {}
+        self._slots = FairShares(storage.puts_max)
+        total_bytes = storage.put_staging_bytes_max
+        self._little_bytes = max(1, total_bytes // RESERVED_PART // 2 // storage.puts_max)
+        self._bytes = FairShares(total_bytes, self._little_bytes)
+        self.put_bytes_max = -(-total_bytes * LENT_PER_FREE // (LENT_PER_FREE + 1))
 
     @property
     def puts(self) -> int:
         """Puts that hold a slot."""
-        return self._all.puts
+        return self._slots.taken
 
     @property
     def staged_bytes(self) -> int:
         """Bytes that they may take."""
-        return self._all.staged_bytes
+        return self._bytes.taken
 
-    def take(self, staged_bytes: int, identity: str) -> None:
-        """Count a put in. Raises `Busy`, and `InvalidRequest` (EntityTooLarge) for one that could
-        never be counted in.
-        """
-        bytes_max = self._storage.put_staging_bytes_max
-        if staged_bytes > bytes_max:
+    def check(self, staged_bytes: int) -> None:
+        """Raises `InvalidRequest` (EntityTooLarge) for a put that could never be let in."""
+        if staged_bytes > self.put_bytes_max:
             raise InvalidRequest(
-                f"the put has {staged_bytes} bytes, storage.put_staging_bytes_max is {bytes_max}",
+                f"the put has {staged_bytes} bytes, one may have {self.put_bytes_max}: three "
+                f"quarters of storage.put_staging_bytes_max, which is {self._bytes.total}",
                 code="EntityTooLarge",
             )
-        self._check_all(staged_bytes)
-        held = self._tenants.get(identity)
-        if held is not None:
-            self._check_tenant(held, staged_bytes, identity)
-        self._all.add(1, staged_bytes)
-        self._tenants.setdefault(identity, _Held()).add(1, staged_bytes)
 
-    def give_back(self, staged_bytes: int, identity: str) -> None:
-        """Count a put out."""
-        self._all.add(-1, -staged_bytes)
-        held = self._tenants[identity]
-        held.add(-1, -staged_bytes)
-        if not held.puts:
-            del self._tenants[identity]
+    def grant(self, tenant: str, wish: int) -> int | None:
+        has_room = self._slots.may_take(tenant, 1) and self._bytes.may_take(tenant, wish)
+        if not has_room:
+            return None
+        self._slots.take(tenant, 1)
+        self._bytes.take(tenant, wish)
+        return wish
 
-    def _check_all(self, staged_bytes: int) -> None:
-        puts_max, bytes_max = self._storage.puts_max, self._storage.put_staging_bytes_max
-        if self.puts >= puts_max:
-            raise Busy(
-                f"{self.puts} puts are running, storage.puts_max is {puts_max}",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        if self.staged_bytes + staged_bytes > bytes_max:
-            raise Busy(
-                f"unfinished puts hold {self.staged_bytes} bytes, storage.put_staging_bytes_max "
-                f"is {bytes_max}",
-                retry_after_s=RETRY_AFTER_S,
-            )
+    def give_back(self, tenant: str, granted: int) -> None:
+        self._slots.give_back(tenant, 1)
+        self._bytes.give_back(tenant, granted)
 
-    def _check_tenant(self, held: _Held, staged_bytes: int, identity: str) -> None:
-        share = self._storage.tenant_put_share_max
-        puts_max = share * self._storage.puts_max
-        bytes_max = share * self._storage.put_staging_bytes_max
-        if held.puts + 1 > puts_max or held.staged_bytes + staged_bytes > bytes_max:
-            raise Busy(
-                f"{identity!r} has {held.puts} unfinished puts of {held.staged_bytes} bytes; "
-                f"storage.tenant_put_share_max leaves a tenant {puts_max:g} puts and "
-                f"{bytes_max:.0f} bytes",
-                retry_after_s=RETRY_AFTER_S,
-            )
+    def passes_freely(self, tenant: str, wish: int) -> bool:
+        return self._bytes.held(tenant) + wish <= self._little_bytes
+
+    def held(self, tenant: str) -> float:
+        parts = (shares.held(tenant) / shares.total for shares in (self._slots, self._bytes))
+        return max(parts)
+
+    def shortage(self, tenant: str) -> str:
+        slots, staged = self._slots, self._bytes
+        return (
+            f"{slots.taken} puts are running, storage.puts_max is {slots.total}; they hold "
+            f"{staged.taken} bytes, storage.put_staging_bytes_max is {staged.total}; "
+            f"{slots.held(tenant)} of them, of {staged.held(tenant)} bytes, are of {tenant!r}"
+        )
 
     def __repr__(self) -> str:
-        return f"<PutSlots {self.puts} puts of {len(self._tenants)} tenants>"
+        return f"<PutSlots {self.puts} puts of {self._slots.tenants} tenants>"

@@ -19,7 +19,7 @@ import msgspec
 from objectcache_schemas.durable_names import flush_directory
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.schedule import ScheduleChanges, ScheduleConfiguration, TenantShare
-from objectcache_schemas.settings import Settings
+from objectcache_schemas.settings import CAP_GBPS_MAX, CAP_GBPS_MIN, Settings
 from objectcache_storage_server.engines.system_errors import as_our_error, translated
 
 FILE_MODE = 0o600
@@ -92,11 +92,21 @@ def check(changes: ScheduleChanges) -> None:
     """Raise `InvalidRequest` for what the types of the fields cannot forbid."""
     if len(changes.tenants) > TENANTS_MAX:
         raise InvalidRequest(f"{len(changes.tenants)} tenants have a share, {TENANTS_MAX} may")
-    for name in changes.tenants:
+    _check_cap("cap_gbps", changes.cap_gbps)
+    for name, share in changes.tenants.items():
+        _check_cap("a tenant's cap_gbps", share.cap_gbps if share else None)
         if not 1 <= len(name) <= TENANT_CHARS_MAX:
             raise InvalidRequest(
                 f"a tenant's name has 1 to {TENANT_CHARS_MAX} characters, one has {len(name)}"
             )
+
+
+def _check_cap(name: str, cap_gbps: float | None) -> None:
+    if cap_gbps and cap_gbps < CAP_GBPS_MIN:
+        raise InvalidRequest(
+            f"{name} must be 0 for none, or from {CAP_GBPS_MIN:g} to {CAP_GBPS_MAX:g}, "
+            f"got {cap_gbps:g}"
+        )
 
 
 def configuration(settings: Settings, changes: ScheduleChanges) -> ScheduleConfiguration:
@@ -107,6 +117,7 @@ def configuration(settings: Settings, changes: ScheduleChanges) -> ScheduleConfi
         "cap_gbps": scheduler.cap_gbps,
         "margin_gbps": scheduler.margin_gbps,
         "epoch_s": scheduler.epoch_s,
+        "rates": scheduler.rates,
         "layerwise_threshold_bytes": settings.storage.layerwise_threshold_bytes,
     }
     values |= _given(changes)

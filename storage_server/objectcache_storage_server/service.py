@@ -7,8 +7,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -24,16 +25,19 @@ from objectcache_storage_server.accounts.quota_book import QuotaBook
 from objectcache_storage_server.accounts.request_tokens import RequestTokens
 from objectcache_storage_server.accounts.stored_ledger import StoredLedger
 from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.client_pace import SlowClients, watch
 from objectcache_storage_server.connections.sessions import SessionServer
 from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.entrance import Entrance, drained
+from objectcache_storage_server.entrance import Entrance, Gone, drained
 from objectcache_storage_server.fabrics import Fabrics
 from objectcache_storage_server.lifecycle import LifecycleCounts, LifecycleSweeper
+from objectcache_storage_server.line_waits import LineWaits
 from objectcache_storage_server.memory_line import MemoryGrants
 from objectcache_storage_server.metrics.engine_times import time_engine
 from objectcache_storage_server.metrics.storage_counts import StorageCounts
 from objectcache_storage_server.put_slots import PutSlots
+from objectcache_storage_server.read_passes import Versions
 from objectcache_storage_server.schedule_changes import ScheduleBook
 from objectcache_storage_server.schedule_view import copy_schedule
 from objectcache_storage_server.scheduling.compute_windows import WindowFinder
@@ -97,6 +101,9 @@ class Service:
             settings.scheduler.queue_timeout_s,
             self.entrance.closed,
         )
+        rate_min = storage.client_rate_bytes_per_s_min
+        self.slow_bodies = SlowClients("took a body", rate_min, self._holds_bodies_up)
+        self.slow_puts = SlowClients("sent a put", rate_min, self._holds_puts_up)
         self.windows = WindowFinder(settings.profiles_dir)
         self._export = export
         self.traces = TraceBook(settings.scheduler.traces_kept, self._delivery_ended)
@@ -118,6 +125,12 @@ class Service:
         self._executor = ThreadPoolExecutor(ENGINE_THREADS, "engine")
         self._schedule_lock = threading.Lock()
         self._put_slots = PutSlots(storage)
+        self.put_waits = LineWaits(
+            self._put_slots,
+            settings.scheduler.queue_max,
+            settings.scheduler.queue_timeout_s,
+            self.entrance.closed,
+        )
         self._checking = False
         self._lock = threading.Lock()
 
@@ -147,6 +160,11 @@ class Service:
         except asyncio.CancelledError:
             opening.add_done_callback(lambda done: _close_opened(done, close))
             raise
+
+    @property
+    def versions(self) -> Versions:
+        """Of the accounts and the buckets: others after any change."""
+        return Versions(self.accounts.version, self.directory.buckets_version)
 
     # --- the schedule ---
 
@@ -204,19 +222,59 @@ class Service:
         """Bytes that they may take."""
         return self._put_slots.staged_bytes
 
-    def admit_put(self, staged_bytes: int, identity: str) -> None:
-        """Count a put of a tenant in, or raise as `PutSlots.take`; `end_put` counts it out."""
+    @property
+    def put_bytes_max(self) -> int:
+        """Bytes that one put may be counted with."""
+        return self._put_slots.put_bytes_max
+
+    @asynccontextmanager
+    async def put_admitted(
+        self, staged_bytes: int, identity: str, gone: Gone | None = None
+    ) -> AsyncGenerator[None]:
+        """Have a put run for the length of the block; it waits for a slot before.
+
+        Raises `InvalidRequest` as `PutSlots.check`, and as `LineWaits.take`.
+        """
+        self._check_put(staged_bytes)
+        await self.put_waits.take(identity, staged_bytes, gone)
+        try:
+            yield
+        finally:
+            self.put_waits.give_back(identity, staged_bytes)
+
+    @contextmanager
+    def put_admitted_now(self, staged_bytes: int, identity: str) -> Generator[None]:
+        """The same in a worker thread, which must not wait: raises `Busy` instead."""
+        self._check_put(staged_bytes)
+        self.put_waits.take_now(identity, staged_bytes)
+        try:
+            yield
+        finally:
+            self.put_waits.give_back(identity, staged_bytes)
+
+    def _check_put(self, staged_bytes: int) -> None:
         if self.draining:
             raise Unavailable("the storage server is stopping")
         if self.entrance.drained:
             raise drained()
-        with self._lock:
-            self._put_slots.take(staged_bytes, identity)
+        self._put_slots.check(staged_bytes)
 
-    def end_put(self, staged_bytes: int, identity: str) -> None:
-        """Count a put out."""
-        with self._lock:
-            self._put_slots.give_back(staged_bytes, identity)
+    # --- clients that are slow ---
+
+    async def watch_slow_clients(self) -> None:
+        """Cut those that hold others up, for as long as it is not cancelled."""
+        await watch(
+            {
+                self.slow_bodies: lambda: self.memory.waiting + self.entrance.waiting,
+                self.slow_puts: lambda: self.put_waits.waiting,
+            }
+        )
+
+    def _holds_bodies_up(self, tenant: str) -> bool:
+        return self.memory.is_held_from_others(tenant) or self.entrance.is_held_from_others(tenant)
+
+    def _holds_puts_up(self, tenant: str) -> bool:
+        return self.put_waits.is_held_from_others(tenant)
 
     # --- checks ---
 
@@ -246,6 +304,7 @@ class Service:
             in_flight_bytes=self.pool.promised_bytes,
             damaged_count=self.engine.damaged_count,
             draining=self.draining or self.entrance.drained,
+            flush_failure=self.engine.flush_failure,
         )
 
     def metrics_text(self) -> bytes:

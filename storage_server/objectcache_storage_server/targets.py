@@ -1,17 +1,13 @@
 """Registered client memory: who owns it, who writes to it, and when it may be let go.
 
-It is a memory file that this process has mapped, or memory that a fabric reaches. A target belongs
-to the identity whose session registered it and dies with that session. Deliveries hold a `Lease`
-while they write; released memory is unmapped when the last lease ends.
+It is a memory file that this process has mapped (`memory_files`), or memory that a fabric reaches.
+A target belongs to the identity whose session registered it and dies with that session. Deliveries
+hold a `Lease` while they write; released memory is unmapped when the last lease ends.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 import secrets
-import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,29 +17,10 @@ import msgspec
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unsupported
 from objectcache_schemas.excerpt import excerpt
+from objectcache_storage_server.memory_files import MappedTargetMemory, map_memory_file
 from objectcache_storage_server.transports.fabric import FabricPeer, RemoteMemory
 
 TARGETS_PER_SESSION_MAX = 256
-# linux/fcntl.h; Python names F_GET_SEALS but not on every platform it is typed for
-_F_GET_SEALS = 1034
-_F_SEAL_SHRINK = 0x0002
-_STAT_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own
-
-
-class MappedTargetMemory:
-    """A memory file, mapped writable. `descriptor` is its own, open while it is mapped."""
-
-    transport = "shared_memory"
-
-    def __init__(self, mapping: mmap.mmap, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.length_bytes = len(mapping)
-        self.view = memoryview(mapping)
-
-    def close(self) -> None:
-        """Unmap: the mapping goes with its last reference."""
-        self.view.release()
-        os.close(self.descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +68,17 @@ class Target:
                 "paths direct, batch or agg"
             )
         return self.memory
+
+    def check_whole(self) -> None:
+        """To be asked before each piece is written or read. Raises `InvalidRequest` where the
+        client has punched holes into its memory file, and then its session ends.
+        """
+        if isinstance(self.memory, MappedTargetMemory) and not self.memory.is_whole():
+            self.owner.end()
+            raise InvalidRequest(
+                "the memory file has holes that it did not have when it was registered, so the "
+                "session ends; leave registered memory allocated"
+            )
 
     def __repr__(self) -> str:
         return f"<Target {self.length_bytes} bytes, {len(self.leases)} deliveries>"
@@ -140,6 +128,9 @@ class TargetOwner:
         self.targets: dict[bytes, Target] = {}
         self.registered_bytes = 0
 
+    def end(self) -> None:
+        """What it does is not to be borne: its targets are to be let go. From any thread."""
+
 
 class TargetRegistry:
     """All targets of this server. Thread-safe."""
@@ -157,21 +148,10 @@ class TargetRegistry:
     def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> Target:
         """Map a memory file. The caller keeps (and closes) the file descriptor.
 
-        Raises `InvalidRequest` for a file that is not regular, is shorter than `length_bytes`, has
-        holes (its client shall pay for its memory, not the server that fills it), is not sealed
-        against shrinking (a shrunk file would kill the server that writes to it), or is over the
-        session's budget.
+        Raises `InvalidRequest` as `map_memory_file` does, and over the session's budget.
         """
         self.check_budget(owner, length_bytes)
-        _check_memory_file(descriptor, length_bytes)
-        try:
-            memory = mmap.mmap(descriptor, length_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            own_descriptor = os.dup(descriptor)
-        except OSError as error:
-            raise InvalidRequest(
-                f"the memory file cannot be mapped writable: {error.strerror}"
-            ) from error
-        return self._add(owner, MappedTargetMemory(memory, own_descriptor))
+        return self._add(owner, map_memory_file(descriptor, length_bytes))
 
     def register_remote(self, owner: TargetOwner, memory: RemoteTargetMemory) -> Target:
         """Take memory that its peer has admitted. Raises `InvalidRequest` over the session's
@@ -203,8 +183,8 @@ class TargetRegistry:
 
     def lease(self, identity: str, asked: MemoryTarget, payload_bytes: int) -> Lease:
         """The right to write a payload. Raises `NotFound` (NoSuchTarget) unless this identity
-        registered the target, `InvalidRequest` where the payload would leave its bounds or the
-        target is of another transport.
+        registered the target, `InvalidRequest` where the payload would leave its bounds, the target
+        is of another transport, or its memory file has holes.
         """
         with self._lock:
             target = self._targets.get(asked.target_id)
@@ -229,6 +209,7 @@ class TargetRegistry:
                     f"the payload has {payload_bytes} bytes",
                     code="InvalidDescriptor",
                 )
+            target.check_whole()
             lease = Lease(self, target, asked.offset_bytes, payload_bytes)
             target.leases.add(lease)
             return lease
@@ -281,19 +262,3 @@ class TargetRegistry:
 
 def _released() -> NotFound:
     return NotFound("the target was released", code="NoSuchTarget")
-
-
-def _check_memory_file(descriptor: int, length_bytes: int) -> None:
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_size < length_bytes:
-        raise InvalidRequest(f"the memory file must be a file of at least {length_bytes} bytes")
-    if status.st_blocks * _STAT_BLOCK_BYTES < length_bytes:
-        raise InvalidRequest(
-            "the memory file has holes; allocate it before it is registered (posix_fallocate)"
-        )
-    try:
-        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
-    except OSError:
-        seals = 0
-    if not seals & _F_SEAL_SHRINK:
-        raise InvalidRequest("the memory file must be sealed with F_SEAL_SHRINK")

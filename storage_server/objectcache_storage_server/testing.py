@@ -157,6 +157,10 @@ class WrappedEngine(Engine):
     def damaged_count(self) -> int:
         return self.inner.damaged_count
 
+    @property
+    def flush_failure(self) -> str:
+        return self.inner.flush_failure
+
     def check_room(self, size_bytes: int) -> None:
         self.inner.check_room(size_bytes)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
+from typing import NamedTuple
 
 from objectcache_schemas.errors import AccessDenied, Busy
 
@@ -17,38 +18,46 @@ TICKET_LIFE_S = 30.0
 TICKETS_MAX = 4096
 
 
+class Holder(NamedTuple):
+    """Who a ticket was given to."""
+
+    identity: str
+    access_key: str  # that signed the request for it
+
+
 class TicketBook:
     """Tickets that were given out and not yet redeemed."""
 
     def __init__(self) -> None:
-        self._identities: dict[bytes, tuple[str, float]] = {}  # by hash, in order of expiry
+        self._holders: dict[bytes, tuple[Holder, float]] = {}  # by hash, in order of expiry
         self._lock = threading.Lock()
 
-    def issue(self, identity: str, now_s: float) -> bytes:
+    def issue(self, identity: str, now_s: float, access_key: str = "") -> bytes:
         """A ticket for `identity`. Raises `Busy` when too many are open."""
         ticket = secrets.token_bytes(TICKET_BYTES)
         with self._lock:
             self._forget_expired(now_s)
-            if len(self._identities) >= TICKETS_MAX:
+            if len(self._holders) >= TICKETS_MAX:
                 raise Busy(f"{TICKETS_MAX} sessions are being opened", retry_after_s=TICKET_LIFE_S)
-            self._identities[_digest(ticket)] = (identity, now_s + TICKET_LIFE_S)
+            holder = Holder(identity, access_key)
+            self._holders[_digest(ticket)] = (holder, now_s + TICKET_LIFE_S)
         return ticket
 
-    def redeem(self, ticket: bytes, now_s: float) -> str:
-        """The identity behind a ticket, which is void from now on. Raises `AccessDenied`."""
+    def redeem(self, ticket: bytes, now_s: float) -> Holder:
+        """Who is behind a ticket, which is void from now on. Raises `AccessDenied`."""
         with self._lock:
             self._forget_expired(now_s)
-            entry = self._identities.pop(_digest(ticket), None)
+            entry = self._holders.pop(_digest(ticket), None)
         if entry is None:
             raise AccessDenied("the session ticket is unknown, used or expired; ask for another")
         return entry[0]
 
     def _forget_expired(self, now_s: float) -> None:
-        while self._identities:
-            digest = next(iter(self._identities))
-            if self._identities[digest][1] > now_s:
+        while self._holders:
+            digest = next(iter(self._holders))
+            if self._holders[digest][1] > now_s:
                 return
-            del self._identities[digest]
+            del self._holders[digest]
 
 
 def _digest(ticket: bytes) -> bytes:

@@ -13,6 +13,8 @@ from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes.nvme_volume import NvmeVolume
 from objectcache_storage_server.engines.open import open_local_engine
+from tests.hardware.nvme_namespaces import wipe
+from tests.unit.emulated_block_device import EmulatedBlockDevice
 from tests.unit.emulated_nvme import EmulatedNvme
 
 SMALL = StorageSettings(
@@ -38,14 +40,30 @@ def small_local_engine(
 def nvme_local_engine(
     folder: Path,
     device: EmulatedNvme | None = None,
+    block_device: EmulatedBlockDevice | None = None,
     *,
     clock: Callable[[], float] = time.time,
     **changes: object,
 ) -> LocalEngine:
-    """The local engine on an emulated namespace, which has the direct path alone."""
+    """The local engine on an emulated namespace; without a block device it has the direct path
+    alone.
+    """
     device = device or EmulatedNvme(NVME_BYTES)
 
     def open_volume(data_dir: Path, settings: StorageSettings) -> NvmeVolume:
-        return NvmeVolume(device, data_dir / "index", settings.data_file_bytes)
+        return NvmeVolume(device, data_dir / "index", settings.data_file_bytes, block_device)
 
     return LocalEngine(folder, msgspec.structs.replace(SMALL, **changes), open_volume, clock)
+
+
+def kernel_nvme_engine(folder: Path, path: Path, page_cache_bytes: int = -1) -> LocalEngine:
+    """The local engine on a real namespace, which is wiped for a folder without a store."""
+    if not (folder / "index" / "data.mdb").exists():
+        wipe(path)
+    return small_local_engine(folder, nvme_device=str(path), page_cache_bytes=page_cache_bytes)
+
+
+def two_path_nvme_engine(folder: Path) -> LocalEngine:
+    """The local engine on an emulated namespace with a page cache that commands go around."""
+    device = EmulatedNvme(NVME_BYTES)
+    return nvme_local_engine(folder, device, EmulatedBlockDevice(device))

@@ -54,7 +54,13 @@ from tests.contract.engine_suite import (
     staged_put,
     stored_keys,
 )
-from tests.contract.local_engines import nvme_local_engine, small_local_engine
+from tests.contract.local_engines import (
+    kernel_nvme_engine,
+    nvme_local_engine,
+    small_local_engine,
+    two_path_nvme_engine,
+)
+from tests.hardware.nvme_namespaces import DEVICES
 
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "memory": lambda _: MemoryEngine(),
@@ -66,8 +72,13 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
         folder, page_cache_bytes=0, direct_io="threads", overlap="cross"
     ),
     "local-nvme": lambda folder: nvme_local_engine(folder),
+    "local-nvme-cached": lambda folder: two_path_nvme_engine(folder),
     "metered": lambda _: MeteredEngine(MemoryEngine()),
     "slow": lambda _: SlowEngine(MemoryEngine()),
+}
+ENGINES |= {
+    f"kernel-{Path(device).name}": partial(kernel_nvme_engine, path=Path(device))
+    for device in DEVICES
 }
 IMMUTABLE = Condition(immutable=True)
 ABSENT = Condition(absent=True)

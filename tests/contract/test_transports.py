@@ -24,7 +24,8 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarge
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
 from objectcache_schemas.records import BucketInfo
 from objectcache_schemas.target_messages import DeliveryFailure, LayersReady
-from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.buffers import BufferPool, MemoryGrant
+from objectcache_storage_server.client_pace import ClientPace
 from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.deliver import Delivery, DeliveryState
 from objectcache_storage_server.dispatcher import Dispatcher
@@ -121,7 +122,11 @@ class BodyHarness(Harness):
     def __init__(self, wake: Callable[[], None], ended: asyncio.Event) -> None:
         self._pool = BufferPool(FRAGMENT, 2 * FRAGMENT)
         self.transport: BodyTransport = self.transport_class(
-            self._pool, self._pool.grant(2 * FRAGMENT), wake, a_recorder()
+            self._pool,
+            MemoryGrant(self._pool, self._pool.grant(2 * FRAGMENT)),
+            ClientPace("a", 0, "took a body"),
+            wake,
+            a_recorder(),
         )
         near, self._far = socket.socketpair()
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FRAGMENT)
@@ -229,13 +234,19 @@ class NixlHarness(Harness):
         self._memory = np.zeros(PAYLOAD + 100, np.uint8)
         lease = self._lease()
         self.transport: StagedTransport = StagedTransport(
-            lease, 77, self._staging, self._staging.grant(2 * FRAGMENT), wake, self._broken, 0
+            lease,
+            77,
+            self._staging,
+            MemoryGrant(self._staging, self._staging.grant(2 * FRAGMENT)),
+            wake,
+            self._broken,
+            0,
         )
 
     def _lease(self) -> Lease:
         memory = DeviceMemory(self._memory.ctypes.data, self._memory.nbytes, self._memory)
         message, _ = self._endpoint.register(memory)
-        remote = RemoteMemory(message.address, message.length_bytes)
+        remote = RemoteMemory(message.address, message.length_bytes, message.key, message.device_id)
         self._peer.admit(remote, message.metadata)
         registry = TargetRegistry(1 << 30)
         target_memory = RemoteTargetMemory("nixl", remote, self._peer, self.failures.append)
@@ -399,11 +410,12 @@ class RefusingTransport(BodyTransport):
     def __init__(
         self,
         pool: BufferPool,
-        granted_bytes: int,
+        grant: MemoryGrant,
+        pace: ClientPace,
         wake: Callable[[], None],
         recorder: DeliveryRecorder,
     ) -> None:
-        super().__init__(pool, granted_bytes, wake, recorder)
+        super().__init__(pool, grant, pace, wake, recorder)
         self.refused = asyncio.Event()
 
     def reserve(self, offset_bytes: int, length_bytes: int) -> bool:

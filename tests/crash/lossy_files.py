@@ -7,6 +7,8 @@ What was written is there for every reader until `cut`. What survives a cut:
 - of a directory, the names as of its last flush; of every later change of a name either a beginning
   of the changes, as a journal keeps them, or any of them. A rename is one change;
 - a file without a name that survived is gone, flushed or not.
+
+What a flush that failed was to write is lost without a cut, and no later flush knows of it.
 """
 
 from __future__ import annotations
@@ -77,6 +79,16 @@ class LossyFile:
         self._unflushed.clear()
         _resize(self._durable, len(self.content))
 
+    def lose(self) -> None:
+        """A flush that failed: what it was to write is on no device, and no later flush writes it.
+        A page cache may still have it, the device does not. The size is as it was.
+        """
+        if self._unflushed:
+            size_bytes = len(self.content)
+            self.content = bytearray(self._durable)
+            _resize(self.content, size_bytes)
+            self._unflushed = [_Write(0, np.zeros(0, np.uint8), size_bytes)]
+
     def cut(self, rng: random.Random, how: CutStyle) -> None:
         """Lose a random part of what was not flushed."""
         if self._unflushed:
@@ -141,6 +153,9 @@ class CutStyle:
                 return np.where(chooser.random(sector_count) < rng.random(), change_count, 0)
             case _:
                 return np.full(sector_count, self.kept_count(rng, change_count))
+
+
+NOTHING = CutStyle(SECTOR_BYTES, "nothing")  # what was not flushed is lost, all of it
 
 
 @dataclass(slots=True)
@@ -229,10 +244,10 @@ class LossyTree:
             self.directory(new_folder).change({new_name: node})
             self.directory(old_folder).change({old_name: None})
 
-    def cut(self, seed: int) -> CutStyle:
-        """Cut the power: forget a random part of what was not flushed."""
+    def cut(self, seed: int, how: CutStyle | None = None) -> CutStyle:
+        """Cut the power: forget a random part of what was not flushed, or what `how` says."""
         rng = random.Random(seed)
-        how = CutStyle.chosen(rng)
+        how = CutStyle.chosen(rng) if how is None else how
         for node in self._nodes(self.root):
             node.cut(rng, how)
         return how

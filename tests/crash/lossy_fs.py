@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.crash.lossy_files import LossyDirectory, LossyFile, LossyTree, Node
+from tests.crash.lossy_files import CutStyle, LossyDirectory, LossyFile, LossyTree, Node
 
 ROOM_BYTES = 1 << 30  # as statfs says
 BLOCK_BYTES = 4096
@@ -34,6 +34,8 @@ TIMEOUT_S = 20.0
 HIDDEN = ".fuse_hidden"  # how libfuse renames an open file that is removed
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE = 1, 2
+FLUSHES_UNTIL_FAILURE = "user.flushes_until_failure"  # counts down
+NO_FAILURE = 1 << 30  # more flushes than there ever are
 
 
 def reason_to_skip() -> str:
@@ -60,6 +62,20 @@ class PowerlessFiles:
         self._hidden: dict[str, Node] = {}  # removed, and still open, by libfuse's name for it
         self._handles = itertools.count(1)
         self._mounted = mounted
+        self._flushes_until_failure = NO_FAILURE
+
+    def setxattr(self, path: str, name: str, value: bytes, options: int, position: int = 0) -> int:
+        """Name the flush that fails: the first is 1."""
+        if name != FLUSHES_UNTIL_FAILURE:
+            raise OSError(errno.EOPNOTSUPP, name)
+        self._flushes_until_failure = int(value)
+        return 0
+
+    def getxattr(self, path: str, name: str, position: int = 0) -> bytes:
+        """How far it is until the flush that fails; negative after it."""
+        if name != FLUSHES_UNTIL_FAILURE:
+            raise OSError(errno.ENODATA, name)
+        return str(self._flushes_until_failure).encode()
 
     def init(self, path: str) -> None:
         """The kernel has mounted it."""
@@ -188,15 +204,25 @@ class PowerlessFiles:
 
     def fsync(self, path: str | None, datasync: int, fh: int) -> int:
         """Flush content and size, and no name."""
-        self._file(path, fh).flush()
+        file = self._file(path, fh)
+        if self._is_to_fail():
+            file.lose()
+            raise OSError(errno.EIO, "flush")
+        file.flush()
         return 0
 
     def fsyncdir(self, path: str | None, datasync: int, fh: int) -> int:
         """Flush the names."""
+        if self._is_to_fail():
+            raise OSError(errno.EIO, "flush")
         directory = self._open[fh]
         assert isinstance(directory, LossyDirectory)
         directory.flush()
         return 0
+
+    def _is_to_fail(self) -> bool:
+        self._flushes_until_failure -= 1
+        return self._flushes_until_failure == 0
 
     def _handle(self, node: Node) -> int:
         handle = next(self._handles)
@@ -228,12 +254,20 @@ class LossyMount:
         there.close()
         self._mount()
 
-    def cut(self, seed: int) -> str:
+    def cut(self, seed: int, how: CutStyle | None = None) -> str:
         """Cut the power and return with it; says how it was cut. Nobody has a file open."""
         self._unmount()
-        how = self._ask(seed)
+        answer = self._ask((seed, how))
         self._mount()
-        return how
+        return answer
+
+    def fail_flush(self, number: int = NO_FAILURE) -> None:
+        """Have one flush fail, of whichever file: 1 is the next one."""
+        os.setxattr(self.folder, FLUSHES_UNTIL_FAILURE, str(number).encode())
+
+    def flushes_until_failure(self) -> int:
+        """0 or less once the flush that was to fail has."""
+        return int(os.getxattr(self.folder, FLUSHES_UNTIL_FAILURE))
 
     def close(self) -> None:
         """Unmount for good; what was in it is gone."""
@@ -296,7 +330,7 @@ def _serve(folder: str, commands: Connection) -> None:
             _mount_until_unmounted(tree, folder, commands)
             commands.send("unmounted")
         else:
-            commands.send(repr(tree.cut(command)))
+            commands.send(repr(tree.cut(*command)))
 
 
 def _mount_until_unmounted(tree: LossyTree, folder: str, commands: Connection) -> None:
@@ -306,6 +340,7 @@ def _mount_until_unmounted(tree: LossyTree, folder: str, commands: Connection) -
         folder,
         foreground=True,
         nothreads=True,
+        kernel_cache=True,  # as of any file system: what is in memory stays over a close
         entry_timeout=0,
         attr_timeout=0,
         negative_timeout=0,

@@ -15,6 +15,7 @@ from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.local import compactor, upkeep
 from objectcache_storage_server.engines.open import open_engine
 from tests.crash.verdict import Promises
+from tests.hardware.nvme_namespaces import DEVICES, wipe
 
 SMALL_LOCAL: dict[str, Any] = {
     "engine": "local",
@@ -48,6 +49,8 @@ class StoreKind:
 
     def open(self, folder: Path) -> Engine:
         """Open or create it below `folder`. Upkeep has no time to lose: processes live briefly."""
+        if self.settings.storage.nvme_device and not folder.exists():
+            wipe(Path(self.settings.storage.nvme_device))
         upkeep.ROUND_S = upkeep.BUDGET_EVERY_S = upkeep.USES_EVERY_S = HASTE_S
         compactor.PLAN_EVERY_S = HASTE_S
         server = msgspec.structs.replace(self.settings.server, data_dir=str(folder))
@@ -64,3 +67,8 @@ STORE_KINDS = {
         settings_of(SMALL_LOCAL | {"page_cache_bytes": 0, "direct_io": "threads"})
     ),
 }
+NVME_KINDS = {
+    Path(device).name: StoreKind(settings_of(SMALL_LOCAL | {"nvme_device": device}))
+    for device in DEVICES
+}
+STORE_KINDS |= NVME_KINDS

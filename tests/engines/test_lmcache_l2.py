@@ -27,6 +27,7 @@ from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.storage_manager import StorageManager
 
 from objectcache import Client, InvalidRequest
+from tests.engines.delivery_traces import NewTraces
 from tests.engines.lmcache_parts import EngineSide, contents, engine_side, release
 from tests.servers import RunningServer, start_server
 
@@ -157,6 +158,19 @@ def test_what_is_stored_is_found_and_loaded_byte_for_byte_up_to_the_first_missin
         adapter.submit_unlock(keys)
         assert adapter.get_usage().total_bytes_used == result.bytes_transferred()
     release([*memory_objs, *into])
+
+
+def test_a_load_of_chunks_is_never_taken_for_a_paced_one(
+    bucket: RunningServer, engine: EngineSide
+) -> None:
+    keys = object_keys(3, first=900)
+    traces = NewTraces(bucket, BUCKET)
+    with adapter_of(bucket) as adapter:
+        assert stored(adapter, keys, engine.chunks(3)).is_successful()
+        for _ in range(3):
+            assert loaded(adapter, keys, engine.chunks(3)) == [0, 1, 2]
+    for trace in traces.all_ended(3):
+        assert (trace.window_source, trace.reported_window_s) == ("whole", None)
 
 
 def test_a_lookup_over_ranks_finds_what_each_rank_has_in_prefix_order(

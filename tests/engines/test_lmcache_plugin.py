@@ -25,6 +25,7 @@ from objectcache.connectors.lmcache.chunk_store import ChunkStore
 from objectcache.connectors.lmcache.geometry import ChunkGeometry
 from objectcache.deliveries.delivery import Delivery
 from objectcache.kv_bucket import KvBucket
+from tests.engines.delivery_traces import NewTraces
 from tests.engines.lmcache_parts import (
     EngineSide,
     contents,
@@ -119,6 +120,21 @@ def test_chunks_are_stored_and_loaded_over_the_transport_that_is_chosen(
         stored = put(engine, connector, keys)
         assert contents(engine.call(connector.batched_get(keys))) == stored
     assert taken == ["shared_memory" if transport == "auto" else transport]
+
+
+def test_a_load_of_chunks_is_never_taken_for_a_paced_one(bucket: RunningServer) -> None:
+    """The time of LMCache's copies is no compute window, however often it is seen."""
+    loads = 6  # of 16 layers each: more than any learner waits for
+    keys = engine_keys(2, first=420)
+    traces = NewTraces(bucket, BUCKET)
+    with connected(bucket) as (engine, connector):
+        put(engine, connector, keys)
+        for _ in range(loads):
+            release(engine.call(connector.batched_get(keys)))
+    for trace in traces.all_ended(loads):
+        assert (trace.delivery, trace.window_source) == ("layerwise", "whole")
+        assert trace.compute_window_s is None
+        assert trace.reported_window_s is None
 
 
 def test_a_bound_of_loads_splits_a_get_and_no_chunk_is_lost(bucket: RunningServer) -> None:

@@ -18,6 +18,7 @@ from objectcache.connectors.sglang.served_model import KV_ARGUMENTS
 from objectcache.errors import AccessDenied, Conflict, InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
 from tests.engines import sglang_on_cpu
+from tests.engines.delivery_traces import NewTraces
 from tests.servers import RunningServer, start_server
 
 sglang_on_cpu.prepare()
@@ -178,6 +179,19 @@ def test_pages_of_every_layout_are_stored_as_chunks_and_come_back(
     assert backend.batch_get_v1(keys, slots(7, 6, 9)) == [True] * 3
     assert [chunk(pool, page) for page in (7, 6, 9)] == expected
     assert chunk(pool, 8) == beside
+    backend.close()
+
+
+def test_pages_are_wanted_as_a_whole_and_teach_no_window(server: RunningServer) -> None:
+    pool = pool_of("mha", "page_first")
+    backend = backend_of(config(extra_config(server), "m/whole"), pool)
+    keys = hashes("w", 3)
+    assert backend.batch_set_v1(keys, slots(4, 1, 2)) == [True] * 3
+    traces = NewTraces(server, BUCKET)
+    for _ in range(4):
+        assert backend.batch_get_v1(keys, slots(7, 6, 9)) == [True] * 3
+    for trace in traces.all_ended(4):
+        assert (trace.window_source, trace.reported_window_s) == ("whole", None)
     backend.close()
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import statistics
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LlavaConfi
 
 from examples import transformers_prefix_reuse
 from objectcache.client import Client
+from objectcache.connectors.layer_timings import LayerTimings
 from objectcache.connectors.transformers_cache import LayerwiseCache, chunks_of, layout_of
 from objectcache.errors import DeliveryFailed, InvalidRequest, Unsupported
 from objectcache.kv_bucket import KvBucket
+from tests.engines.delivery_traces import NewTraces
 from tests.servers import RunningServer, start_server
 
 CHUNK_TOKENS = 16
@@ -140,6 +144,63 @@ def test_a_prefix_comes_over_the_transport_that_is_chosen(
             cache = LayerwiseCache(stored.model.config, delivery, stored.bucket.layout)
             logits = stored.run(stored.suffix, cache)
         assert torch.equal(logits, stored.run(stored.suffix, copy.deepcopy(stored.local)))
+
+
+def test_a_fetch_has_the_window_of_its_prefill_and_reports_what_it_took(
+    server: RunningServer,
+) -> None:
+    """Prefills of several lengths, the first ones without anything stored."""
+    with client_of(server) as client:
+        stored = Stored(client, torch.float32, "t-timed")
+        timings = LayerTimings(stored.model)
+        traces = NewTraces(server, stored.bucket.name)
+        took_s: list[float] = []
+        tokens = prompt_of(300)
+        shapes = ((0, 200), (0, 60), (12, 90), (24, 210), (16, 80), (24, 70))
+        with slow_layers(stored.model) as layers_s:
+            for chunks, computed in shapes:
+                prompt_tokens = chunks * CHUNK_TOKENS + computed
+                layers_s.clear()
+                with timings.fetch(stored.bucket, stored.keys[:chunks], prompt_tokens) as delivery:
+                    layout = stored.bucket.layout
+                    cache = LayerwiseCache(stored.model.config, delivery, layout, timings)
+                    stored.run(tokens[:, :computed], cache)
+                if chunks:
+                    took_s.append(statistics.median(layers_s))
+        consumed = traces.all_consumed(len(took_s))
+        for trace, measured_s in list(zip(consumed, took_s, strict=True))[1:]:
+            assert trace.window_source == "descriptor"
+            assert trace.compute_window_s == pytest.approx(measured_s, rel=0.2)
+            assert trace.reported_window_s == pytest.approx(measured_s, rel=0.2)
+        with pytest.raises(InvalidRequest, match="leaves nothing to compute"):
+            timings.fetch(stored.bucket, stored.keys[:2], 2 * CHUNK_TOKENS)
+
+
+@contextmanager
+def slow_layers(model: Any) -> Iterator[list[float]]:
+    """Every layer takes so much longer that what else goes on in the machine is little beside it;
+    gives the time of each layer that was run. Torch has one thread meanwhile: several wait for
+    each other, which on a busy machine takes them a hundred times as long as the model.
+    """
+    begun_s: list[float] = []
+    took_s: list[float] = []
+    hooks: list[Any] = []
+
+    def take_time(_: Any, states: tuple[Any]) -> None:
+        time.sleep(0.060 + 0.000_4 * states[0].shape[1])
+
+    for layer in model.model.layers:
+        hooks += [
+            layer.register_forward_pre_hook(lambda *_: begun_s.append(time.monotonic())),
+            layer.mlp.register_forward_pre_hook(take_time),
+            layer.register_forward_hook(lambda *_: took_s.append(time.monotonic() - begun_s.pop())),
+        ]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield took_s
+    torch.set_num_threads(threads)
+    for hook in hooks:
+        hook.remove()
 
 
 def test_a_cache_of_no_chunks_is_an_empty_cache(server: RunningServer) -> None:

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -52,6 +55,7 @@ def extra_of(server: RunningServer, **chosen: Any) -> dict[str, Any]:
         "weights_revision": "r1",
         "fetch_tokens_min": BLOCK_TOKENS,
         "lookup_timeout_s": 5.0,
+        "load_mode": "layerwise",
         **chosen,
     }
 
@@ -503,6 +507,26 @@ def test_a_wrong_setting_is_named_at_the_start(
         Engine(config, paged_tensors())
 
 
+def test_a_wrong_setting_is_named_before_vllm_starts_its_processes(server: RunningServer) -> None:
+    with pytest.raises(InvalidRequest, match="'bukcet' is unknown"):
+        ObjectCacheConnector.requires_piecewise_for_cudagraph(extra_of(server, bukcet="kv"))
+
+
+def test_what_it_says_of_a_wrong_setting_then_is_a_line_of_vllms_log() -> None:
+    asked = """
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging
+from objectcache.connectors.vllm import ObjectCacheConnector
+configure_logging(LoggingConfig())
+ObjectCacheConnector.requires_piecewise_for_cudagraph({"bukcet": "kv"})
+"""
+    ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    assert ended.returncode == 1
+    (line,) = [one for one in (ended.stdout + ended.stderr).splitlines() if "cannot start" in one]
+    ours = r"objectcache\.connectors\.vllm: ObjectCacheConnector cannot start: .*'bukcet'"
+    assert re.search(rf"ERROR .* {ours}", line)
+
+
 def test_hashes_that_differ_from_process_to_process_are_refused(
     server: RunningServer, configs: EngineConfigs
 ) -> None:
@@ -525,6 +549,8 @@ def test_a_model_with_two_kinds_of_kv_is_refused(
         )
 
 
-def test_whole_cuda_graphs_are_ruled_out_and_saves_may_be_dropped(start: StartEngine) -> None:
-    assert ObjectCacheConnector.requires_piecewise_for_cudagraph({}) is True
+def test_whole_cuda_graphs_are_ruled_out_and_saves_may_be_dropped(
+    start: StartEngine, server: RunningServer
+) -> None:
+    assert ObjectCacheConnector.requires_piecewise_for_cudagraph(extra_of(server)) is True
     assert start().scheduler.connector.requires_kv_delivery is False

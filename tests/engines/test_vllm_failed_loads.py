@@ -27,7 +27,8 @@ SHARED = 320
 
 def fail_next_load(engine: Engine) -> None:
     """Fail the deliveries of the next step that has some."""
-    workers = [worker._worker.loads for worker, _ in engine.workers]
+    sides = [worker._worker for worker, _ in engine.workers]
+    workers = [loads for side in sides for loads in (side.loads, side.parked)]
     fetches: list[Callable[[LoadPlan], Delivery]] = [loads._fetch for loads in workers]
 
     def refuse(plan: LoadPlan) -> Delivery:
@@ -230,6 +231,7 @@ def test_with_steps_under_way_a_failed_load_spoils_nothing_that_is_stored(
     fail_next_load(second)
     second.add("victim", longer)
     second.add("sharer", tokens + prompt(180 + ranks, 60))
+    second.is_strict = False  # vLLM may end here; what counts is what is stored
     second.run_ahead()
     assert second.failed_blocks
     second.saved()

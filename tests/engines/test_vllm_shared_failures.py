@@ -60,7 +60,7 @@ def test_with_steps_under_way_requests_that_share_a_failed_load_go_on_from_right
     tokens = prompt(500 + step_tokens, SHARED)
     stored_by_another(start, tokens)
     monkeypatch.setattr(configs, "asynchronous", True)
-    second = start()
+    second = start(load_mode="auto")
     fail_next_load(second)
     requests = [
         second.add(f"sharer {number}", tokens + prompt(600 + number, 30), answer_tokens=5)

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 from objectcache.connectors import vllm_tier
 from objectcache.connectors.vllm_tier import ObjectCacheTier
 from objectcache_schemas.errors import InvalidRequest
+from tests.engines.delivery_traces import NewTraces
 from tests.servers import RunningServer, running_server
 
 CHUNK_BYTES = 8192
@@ -152,6 +154,19 @@ def test_chunks_go_from_one_engines_memory_to_anothers(start: StartTier) -> None
     assert transfer(second, keys, [4, 5, 9], load=True).success
     np.testing.assert_array_equal(other[[4, 5, 9]], memory[[7, 1, 2]])
     assert not np.delete(other, [4, 5, 9], axis=0).any()
+
+
+def test_chunks_are_wanted_as_a_whole_and_teach_no_window(
+    start: StartTier, server: RunningServer
+) -> None:
+    tier = start(primary())
+    keys = keys_of("whole", 3)
+    assert transfer(tier, keys, [0, 1, 2], load=False).success
+    traces = NewTraces(server, "vllm-tier")
+    for _ in range(3):
+        assert transfer(tier, keys, [4, 5, 6], load=True).success
+    for trace in traces.all_ended(3):
+        assert (trace.window_source, trace.reported_window_s) == ("whole", None)
 
 
 def test_the_first_answer_is_to_ask_again_and_nothing_waits(start: StartTier) -> None:
@@ -387,3 +402,15 @@ def test_after_vllms_reset_chunks_have_names_that_no_other_engine_has(
 def test_an_unknown_setting_is_named(start: StartTier) -> None:
     with pytest.raises(InvalidRequest, match="'buckets' is unknown"):
         start(primary(), buckets="b")
+
+
+def test_groups_whose_windows_vllm_does_not_tell_are_looked_up_from_the_first_chunk_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before_0_33 = [SimpleNamespace(group_id=number) for number in range(2)]
+    assert vllm_tier._windows(before_0_33) == {0: None, 1: None}
+    assert "does not tell which groups have a sliding window" in caplog.text
+    caplog.clear()
+    assert vllm_tier._windows(before_0_33[:1]) == {0: None}
+    assert vllm_tier._windows(offloading_spec(window=3).config.groups) == {0: None, 1: 3}
+    assert caplog.text == ""

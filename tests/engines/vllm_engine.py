@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ ORDERS = {
 }
 
 
-def model_directory(parent: Path) -> Path:
+def model_directory(parent: Path, layers: int = LAYERS) -> Path:
     """A model's configuration, and nothing else of it."""
     directory = parent / "model"
     directory.mkdir(exist_ok=True)
@@ -72,12 +73,12 @@ def model_directory(parent: Path) -> Path:
         "model_type": "llama",
         "hidden_size": 128,
         "intermediate_size": 256,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": HEADS,
         "head_dim": WIDTH,
         "vocab_size": 1000,
-        "max_position_embeddings": 16384,
+        "max_position_embeddings": 32768,
         "torch_dtype": "bfloat16",
         "rms_norm_eps": 1e-5,
         "bos_token_id": 1,
@@ -130,7 +131,9 @@ def layer_names(count: int = LAYERS) -> list[str]:
     return [f"model.layers.{number}.self_attn.attn" for number in range(count)]
 
 
-def kv_cache_config(latent: bool = False, blocks: int = BLOCKS) -> KVCacheConfig:
+def kv_cache_config(
+    latent: bool = False, blocks: int = BLOCKS, layers: int = LAYERS
+) -> KVCacheConfig:
     """One group of layers with so many blocks."""
     spec = (
         MLAAttentionSpec(
@@ -141,18 +144,18 @@ def kv_cache_config(latent: bool = False, blocks: int = BLOCKS) -> KVCacheConfig
             block_size=BLOCK_TOKENS, num_kv_heads=HEADS, head_size=WIDTH, dtype=torch.bfloat16
         )
     )
-    return KVCacheConfig(blocks, [], [KVCacheGroupSpec(layer_names(), spec)])
+    return KVCacheConfig(blocks, [], [KVCacheGroupSpec(layer_names(layers), spec)])
 
 
 def paged_tensors(
-    order: str = "LBNHC", latent: bool = False, blocks: int = BLOCKS
+    order: str = "LBNHC", latent: bool = False, blocks: int = BLOCKS, layers: int = LAYERS
 ) -> dict[str, torch.Tensor]:
     """The registered tensors: logical [B, H, N, C] of each layer, in a physical order."""
-    shape = (LAYERS, blocks, *((1, BLOCK_TOKENS, LATENT_WIDTH) if latent else _SHAPE))
+    shape = (layers, blocks, *((1, BLOCK_TOKENS, LATENT_WIDTH) if latent else _SHAPE))
     axes = ORDERS[order]
     pool = torch.zeros([shape[axis] for axis in axes], dtype=torch.bfloat16)
     logical = pool.permute([axes.index(axis) for axis in range(5)])
-    return dict(zip(layer_names(), logical, strict=True))
+    return dict(zip(layer_names(layers), logical, strict=True))
 
 
 _SHAPE = (HEADS, BLOCK_TOKENS, 2 * WIDTH)
@@ -169,6 +172,11 @@ def same_bytes(held: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two tensors hold the same bytes; numbers would differ where they are none."""
     flat = held.contiguous().view(torch.uint8).flatten()
     return bool(torch.equal(flat, expected.view(torch.uint8)))
+
+
+def _samples_of(output: ModelRunnerOutput) -> Counter[str]:
+    names = zip(output.req_ids, output.sampled_token_ids, strict=True)
+    return Counter({name: len(tokens) for name, tokens in names})
 
 
 class Engine:
@@ -189,7 +197,8 @@ class Engine:
         """Without `computes` the model writes nothing."""
         config.parallel_config.tensor_parallel_size = 1 + len(more_ranks)
         blocks = len(next(iter(caches.values())))
-        cache_config = kv_cache_config(latent, blocks)
+        cache_config = kv_cache_config(latent, blocks, len(caches))
+        self._names = list(caches)
         config.cache_config.num_gpu_blocks = blocks
         self._computes = computes
         kind = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
@@ -218,12 +227,17 @@ class Engine:
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, hash_function)
         self.failed_blocks: set[int] = set()
         self.computed_tokens = 0
+        self.stats: list[Any] = []  # of the workers and the scheduler, a step each
         self.tables: dict[str, list[int]] = {}  # of each request's last step
         self._wrong: dict[str, list[int]] = {}
         self.loaded_tokens: dict[str, int] = {}
         self._loads: dict[str, Any] = {}  # of this step
+        self.is_strict = True
+        self.samples_under_way: Counter[str] = Counter()  # tokens that the scheduler has not heard
         self.before_loads: Any = None  # called before a step that loads
         self.before_layer: Any = None  # called with each layer's number
+        self.layer_s: Any = None  # of a step's output: how long the model computes on a layer
+        self.layers_s: dict[str, list[float]] = {}  # from one wait to the next, by what is loaded
 
     def request(
         self, name: str, tokens: Sequence[int], answer_tokens: int = 1, salt: str | None = None
@@ -277,9 +291,11 @@ class Engine:
                 after_each()
             if len(under_way) > 1:
                 self.scheduler.update_from_output(*under_way.pop(0))
+            self.samples_under_way = sum((_samples_of(step) for _, step in under_way), Counter())
             assert time.monotonic() < deadline_s, "the engine does not come to an end"
         for step in under_way:
             self.scheduler.update_from_output(*step)
+        self.samples_under_way = Counter()
         self.step()
 
     def carry_out(self, output: Any) -> None:
@@ -287,45 +303,73 @@ class Engine:
         self.scheduler.update_from_output(output, self.compute(output))
 
     def compute(self, output: Any) -> ModelRunnerOutput:
-        """Compute what was scheduled; what all workers report of it, together."""
+        """Compute what was scheduled; what all workers report of it, together.
+
+        Raises IndexError where it is more tokens than the request has, as a model runner does; not
+        without `is_strict`.
+        """
+        for name in output.num_scheduled_tokens:
+            request = self.scheduler.requests[name]
+            known = request.num_tokens + self.samples_under_way[name]
+            if request.num_computed_tokens > known and self.is_strict:
+                raise IndexError(f"request {name} has no token {known}")
         metadata = output.kv_connector_metadata
-        self._loads = {load.request_id: load for load in metadata.plan.loads}
+        loads = (*metadata.plan.loads, *metadata.plan.parked)
+        self._loads = {load.request_id: load for load in loads}
         for load in self._loads.values():
             self.loaded_tokens[load.request_id] = BLOCK_TOKENS * len(load.block_ids)
         if self._loads and self.before_loads is not None:
             self.before_loads()
         for worker, _ in self.workers:
             worker.bind_connector_metadata(metadata)
-            worker.start_load_kv(None)
+            if output.has_sync_kv_loads:
+                worker.start_load_kv(None)
+        self.layers_s |= {name: [] for name in self._loads}
         if output.total_num_scheduled_tokens:
-            for number, name in enumerate(layer_names()):
+            for number, name in enumerate(self._names):
                 self._layer(output, number, name)
+        for worker, _ in self.workers:
+            if not output.has_sync_kv_loads:
+                worker.start_load_kv(None)
         for name in output.num_scheduled_tokens if self._computes else ():
             self._check(self.scheduler.requests[name])
         self.computed_tokens += output.total_num_scheduled_tokens
         reports: list[ModelRunnerOutput | None] = [
-            self._sampled(output, self._told(worker)) for worker, _ in self.workers
+            self._sampled(output, self._told(worker, output)) for worker, _ in self.workers
         ]
         told = self._aggregator.aggregate(reports)
         assert told is not None
         assert told.kv_connector_output is not None
         self.failed_blocks |= told.kv_connector_output.invalid_block_ids
+        counted = (told.kv_connector_output.kv_connector_stats, self._own_stats())
+        self.stats += [stats for stats in counted if stats is not None]
         return told
+
+    def _own_stats(self) -> Any:
+        return self.scheduler.connector.get_kv_connector_stats()
 
     def _layer(self, output: Any, number: int, name: str) -> None:
         if self.before_layer is not None:
             self.before_layer(number)
         for worker, _ in self.workers:
             worker.wait_for_layer_load(name)
+        begun_s = time.monotonic()
+        if self.layer_s is not None:
+            time.sleep(self.layer_s(output))
         if self._computes:
             self._compute(output, number, name)
         for worker, caches in self.workers:
             worker.save_kv_layer(name, caches[name], None)
+        took_s = time.monotonic() - begun_s
+        for loading in self._loads:
+            self.layers_s[loading].append(took_s)
 
-    def _told(self, worker: Any) -> KVConnectorOutput:
+    def _told(self, worker: Any, output: Any) -> KVConnectorOutput:
         """What a worker reports, asked in the order in which vLLM's model runner asks."""
         told = KVConnectorOutput()
         worker.wait_for_save()
+        transfers = worker.get_transfer_results(output.finished_req_ids)
+        told.finished_recving = transfers.finished_recving
         told.invalid_block_ids = worker.get_block_ids_with_load_errors()
         told.kv_connector_stats = worker.get_kv_connector_stats()
         told.kv_connector_worker_meta = worker.build_connector_worker_meta()
@@ -392,7 +436,7 @@ class Engine:
             for position in range(count)
             if not all(
                 same_bytes(held, expected)
-                for layer, name in enumerate(layer_names())
+                for layer, name in enumerate(self._names)
                 for held, expected in self._places(request, position, layer, name)
             )
         ]

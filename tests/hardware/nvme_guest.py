@@ -1,51 +1,88 @@
-"""The first process of the emulated machine: mounts what Linux needs, runs pytest, powers off.
+"""The first process of the emulated machine: mounts what Linux needs, runs what it is told, powers
+off.
 
-Its arguments are the interpreter, the repository's root, and pytest's.
+Its arguments are the interpreter and the repository's root. `/runs.json` says what runs: pytests
+that go on at once, each with namespaces of its own, and a program after them, whose end is the
+machine's.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 POWER_OFF = 0x4321FEDC
 WAIT_FOR_DRIVES_S = 30.0
+RUNS = "/runs.json"
+WRITING = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+CONTROLLERS = "/sys/class/nvme"
 SYSTEM_MOUNTS = {"/proc": "proc", "/sys": "sysfs", "/dev": "devtmpfs"}
 
 
 def main() -> None:
-    """Run the tests, say how they ended, and power off whatever happened."""
+    """Run what is to run, say how the tests ended, and power off whatever happened."""
     libc = ctypes.CDLL(None, use_errno=True)
     exit_code = 125
     try:
         for target, kind in SYSTEM_MOUNTS.items():
             libc.mount(kind.encode(), target.encode(), kind.encode(), 0, None)
-        exit_code = run_tests(*sys.argv[1:])
-    finally:
+        with open(RUNS) as file:
+            runs = json.load(file)
+        interpreter, repository = sys.argv[1:]
+        exit_code = run_tests(interpreter, repository, runs["tests"])
         print(f"\nguest: exit code {exit_code}", flush=True)
+        if exit_code == 0 and runs["then"]:
+            run_program(interpreter, repository, runs["then"])
+    finally:
         os.sync()
         libc.reboot(POWER_OFF)
 
 
-def run_tests(interpreter: str, repository: str, *arguments: str) -> int:
-    """pytest's exit code."""
+def run_tests(interpreter: str, repository: str, runs: list[dict[str, Any]]) -> int:
+    """The first exit code of a pytest that is not 0. What the first prints is seen at once, what
+    the others do when they have ended.
+    """
     print(f"guest: Linux {os.uname().release}, {namespaces()} after {uptime_s():.1f} s", flush=True)
+    # The project's pytest settings name plugins that are not here.
+    command = [interpreter, "-m", "pytest", "-c", "/dev/null", f"--rootdir={repository}"]
+    command += ["-p", "no:cacheprovider", "-W", "error", "-o", "markers=timeout: has no effect"]
+    started: list[subprocess.Popen[bytes]] = []
+    for number, run in enumerate(runs):
+        devices = [f"/dev/ng{controller(drive)}n1" for drive in run["drives"]]
+        named = environment(repository) | {"NVME_TEST_DEVICES": ":".join(devices)}
+        arguments = [*command, f"--basetemp=/tmp/run{number}", *run["arguments"]]
+        printed = os.dup(1) if number == 0 else os.open(f"/tmp/printed{number}", WRITING)
+        started.append(
+            subprocess.Popen(arguments, cwd=repository, env=named, stdout=printed, stderr=printed)
+        )
+        os.close(printed)
+    exit_codes = [process.wait() for process in started]
+    for number in range(1, len(runs)):
+        with open(f"/tmp/printed{number}", "rb") as file:
+            os.write(1, file.read())
+    return next(filter(None, exit_codes), 0)
+
+
+def run_program(interpreter: str, repository: str, arguments: list[str]) -> None:
+    """Run a module to its end; `{0}` in an argument is the number of the controller of drive 0."""
+    numbers = [controller(drive) for drive in range(len(os.listdir(CONTROLLERS)))]
+    command = [interpreter, "-m", *(argument.format(*numbers) for argument in arguments)]
+    subprocess.run(command, cwd=repository, env=environment(repository), check=False)
+
+
+def environment(repository: str) -> dict[str, str]:
+    """Where our packages are found."""
     packages = [os.path.join(repository, name) for name in ("schemas", "storage_server")]
-    environment = {
+    return {
         "HOME": "/tmp",
-        "NVME_TEST_DEVICES": ":".join(f"/dev/{name}" for name in namespaces()),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": os.pathsep.join((repository, *packages)),
     }
-    # The project's pytest settings name plugins that are not here.
-    command = [interpreter, "-m", "pytest", "-c", "/dev/null", f"--rootdir={repository}"]
-    options = ["-p", "no:cacheprovider", "-W", "error", *arguments]
-    return subprocess.run(
-        [*command, *options], cwd=repository, env=environment, check=False
-    ).returncode
 
 
 def namespaces() -> list[str]:
@@ -56,6 +93,15 @@ def namespaces() -> list[str]:
         if found or time.monotonic() > give_up_s:
             return found
         time.sleep(0.05)
+
+
+def controller(drive: int) -> int:
+    """The number that the kernel gave to the controller of a drive: it probes them in any order."""
+    for name in os.listdir(CONTROLLERS):
+        with open(os.path.join(CONTROLLERS, name, "serial")) as file:
+            if file.read().strip() == f"objectcache{drive}":
+                return int(name.removeprefix("nvme"))
+    raise LookupError(f"there is no drive {drive}")
 
 
 def uptime_s() -> float:

@@ -7,6 +7,7 @@ It takes no root, no network and no disk image; the drives are sparse files.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,8 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,13 +28,16 @@ HOW_TO_GET_IT = (
     f"config, in {KERNEL_VARIABLE}"
 )
 QEMU = "qemu-system-x86_64"
+# The least that numpy asks for. QEMU 7.2 emulates later ones in part wrongly: kernels crash in it.
+PROCESSOR = "Nehalem,+rdrand"
 MEMORY_MIB = 1024
 TIME_LIMIT_S = 300
+SERIAL = "objectcache"  # begins a drive's serial number, which ends with its place in the list
 _EXIT_CODE = re.compile(r"^guest: exit code (\d+)", re.MULTILINE)
 _OUR_PACKAGES = ("schemas", "storage_server", "tests")
 _OTHER_PACKAGES = (
-    *("_pytest", "iniconfig", "msgspec", "numpy", "numpy.libs", "packaging"),
-    *("pluggy", "pygments", "pytest", "xxhash"),
+    *("_pytest", "iniconfig", "lmdb", "msgspec", "numpy", "numpy.libs", "packaging"),
+    *("pluggy", "pygments", "pytest", "sortedcontainers", "xxhash"),
 )
 _LEFT_OUT = frozenset(
     {"__pycache__", "ensurepip", "idlelib", "lib2to3", "site-packages", "test", "tests"}
@@ -47,6 +52,14 @@ class Drive(NamedTuple):
     lba_bytes: int
     mdts: int  # the controller takes 4 KiB << mdts bytes a command
     nsid: int
+    served: Path | None = None  # socket of an NBD server that has its bytes; else a file has them
+
+
+class Run(NamedTuple):
+    """A pytest in the machine, and the drives that are its own, by their number."""
+
+    drives: Sequence[int]
+    arguments: Sequence[str]
 
 
 class Outcome(NamedTuple):
@@ -83,59 +96,89 @@ def missing_part() -> str:
     return ""
 
 
-def run_in_machine(folder: Path, drives: Iterable[Drive], arguments: Iterable[str]) -> Outcome:
-    """Boot, run `python -m pytest ARGUMENTS` from the repository's root there, and power off.
+def run_in_machine(
+    folder: Path,
+    drives: Iterable[Drive],
+    runs: Sequence[Run],
+    then: Sequence[str] = (),
+    is_over: Callable[[str], bool] = lambda line: False,
+) -> Outcome:
+    """Boot, run `python -m pytest` from the repository's root there, once for each of `runs` and
+    all at once, then the module and arguments of `then` (`{2}` is the number of drive 2's
+    controller), and power off.
 
-    `folder` takes the drives and the initial file system.
+    The power goes as soon as `is_over` says so of a line of the console. `folder` takes the drives
+    and the initial file system.
     """
     kernel = find_kernel()
     assert kernel is not None
     initial = folder / "initramfs"
+    plan = folder / "runs.json"
+    plan.write_text(json.dumps({"tests": [run._asdict() for run in runs], "then": list(then)}))
     with initial.open("wb") as archive:
-        archive.writelines(archived(guest_files()))
+        archive.writelines(archived(guest_files() | {"/runs.json": plan}))
     command: list[str | Path] = [
-        *(QEMU, "-accel", "tcg,thread=multi", "-cpu", "max", "-M", "q35", "-smp", "2"),
+        *(QEMU, "-accel", "tcg,thread=multi", "-cpu", PROCESSOR, "-M", "q35", "-smp", "2"),
         *("-m", str(MEMORY_MIB), "-nodefaults", "-no-user-config", "-no-reboot", "-nic", "none"),
         *("-display", "none", "-serial", "stdio", "-kernel", kernel, "-initrd", initial),
-        *("-append", kernel_command_line(arguments)),
+        *("-append", kernel_command_line()),
     ]
     for number, drive in enumerate(drives):
         command += drive_options(folder, number, drive)
-    finished = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-    console = finished.stdout.decode(errors="replace").replace("\r", "")
+    console = watched(command, is_over)
     found = _EXIT_CODE.search(console)
     return Outcome(int(found[1]) if found else None, console)
 
 
-def kernel_command_line(arguments: Iterable[str]) -> str:
+def watched(command: Sequence[str | Path], is_over: Callable[[str], bool]) -> str:
+    """What a machine prints until its end, which comes at the latest after TIME_LIMIT_S."""
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as machine:
+        assert machine.stdout is not None
+        limit = threading.Timer(TIME_LIMIT_S, machine.kill)
+        limit.start()
+        try:
+            for raw in machine.stdout:
+                lines.append(raw.decode(errors="replace").replace("\r", ""))
+                if is_over(lines[-1]):
+                    break
+        finally:
+            limit.cancel()
+            machine.kill()
+    return "".join(lines)
+
+
+def kernel_command_line() -> str:
     """The kernel's, and after `--` those of the first process."""
     return (
         "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check random.trust_cpu=on -- "
-        + " ".join((sys.executable, str(REPOSITORY), *arguments))
+        + " ".join((sys.executable, str(REPOSITORY)))
     )
 
 
 def drive_options(folder: Path, number: int, drive: Drive) -> list[str]:
     """QEMU's options for one drive, which is made here."""
-    path = folder / f"drive{number}"
-    path.touch()
-    os.truncate(path, drive.capacity_bytes)
+    path = drive_path(folder, number)
+    if drive.served is None:
+        path.touch()
+        os.truncate(path, drive.capacity_bytes)
+    place = path if drive.served is None else f"nbd+unix:///?socket={drive.served}"
     return [
         "-drive",
-        f"file={path},if=none,id=drive{number},format=raw,discard=unmap",
+        f"file={place},if=none,id=drive{number},format=raw,discard=unmap",
         "-device",
-        f"nvme,id=nvme{number},serial=objectcache{number},mdts={drive.mdts}",
+        f"nvme,id=nvme{number},serial={SERIAL}{number},mdts={drive.mdts}",
         "-device",
         f"nvme-ns,drive=drive{number},bus=nvme{number},nsid={drive.nsid},"
         f"logical_block_size={drive.lba_bytes},physical_block_size={drive.lba_bytes}",
     ]
+
+
+def drive_path(folder: Path, number: int) -> Path:
+    """The file that has a drive's bytes."""
+    return folder / f"drive{number}"
 
 
 # --- the file system in memory ---
@@ -145,7 +188,7 @@ def guest_files() -> dict[str, Path]:
     """What the guest needs: its path there, and the file here. Links are followed."""
     site = Path(sysconfig.get_path("purelib"))
     files = [*tree(Path(sysconfig.get_path("stdlib"))), Path(sys.executable).resolve()]
-    files.append(site / "py.py")  # pytest's
+    files += [site / "py.py", site / "typing_extensions.py"]
     for package in _OTHER_PACKAGES:
         files += tree(site / package)
     for package in _OUR_PACKAGES:

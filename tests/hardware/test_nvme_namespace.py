@@ -3,7 +3,7 @@
 Runs where NVME_TEST_DEVICES names character devices (/dev/ng0n1, separated by colons)
 of which **everything on them may be overwritten**: in the emulated machine of
 `test_nvme_machine.py`, or on a drive of your own. What was written is checked through the block
-device, which knows nothing of passed-through commands.
+device, which knows nothing of passed-through commands. Here the volume has the direct path alone.
 """
 
 from __future__ import annotations
@@ -28,61 +28,36 @@ from objectcache_storage_server.engines.local.direct.nvme_commands import (
     flush_command,
     transfer_commands,
 )
-from objectcache_storage_server.engines.local.direct.nvme_kernel import (
-    KernelNvmeDevice,
-    block_name,
-    generic_name,
-)
-from objectcache_storage_server.engines.local.volumes.nvme_superblock import (
-    HEADER_BYTES,
-    MARGIN_BYTES,
-)
+from objectcache_storage_server.engines.local.direct.nvme_kernel import KernelNvmeDevice
+from objectcache_storage_server.engines.local.volumes.nvme_superblock import HEADER_BYTES
 from objectcache_storage_server.engines.local.volumes.nvme_volume import (
+    OFF,
     NvmeVolume,
     open_nvme_volume,
 )
 from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, Path, Transfer
+from tests.hardware.nvme_namespaces import DEVICES, WHY_NOT, block_device, block_path, wipe
 
-DEVICES = [name for name in os.environ.get("NVME_TEST_DEVICES", "").split(":") if name]
 SEGMENT_BYTES = 16 * MIB
 DEPTH = 16
 QUEUE_LIMITS = ("max_hw_sectors_kb", "max_segments")
 
-pytestmark = pytest.mark.skipif(
-    not DEVICES, reason="NVME_TEST_DEVICES names no namespace that may be overwritten"
-)
+pytestmark = pytest.mark.skipif(not DEVICES, reason=WHY_NOT)
 
 
 @pytest.fixture(params=DEVICES)
 def device_path(request: pytest.FixtureRequest) -> FilePath:
     """A blank namespace."""
     path = FilePath(request.param)
-    with block_device(path, os.O_RDWR) as file_descriptor:
-        end = os.lseek(file_descriptor, 0, os.SEEK_END)
-        for begin in (0, end - MARGIN_BYTES):
-            os.pwrite(file_descriptor, bytes(MARGIN_BYTES), begin)
-        os.fsync(file_descriptor)
+    wipe(path)
     return path
 
 
 @pytest.fixture
 def volume(device_path: FilePath, tmp_path: FilePath) -> Iterator[NvmeVolume]:
-    opened = open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH)
+    opened = open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
     yield opened
     opened.close()
-
-
-def block_path(path: FilePath) -> FilePath:
-    return FilePath("/dev") / block_name(generic_name(path))
-
-
-@contextlib.contextmanager
-def block_device(path: FilePath, flags: int) -> Iterator[int]:
-    file_descriptor = os.open(block_path(path), flags | os.O_CLOEXEC)
-    try:
-        yield file_descriptor
-    finally:
-        os.close(file_descriptor)
 
 
 def through_the_block_device(path: FilePath, offset_bytes: int, length_bytes: int) -> bytes:
@@ -216,14 +191,18 @@ def test_a_discarded_range_may_be_written_again(volume: NvmeVolume) -> None:
 
 
 def test_the_volume_is_found_again(device_path: FilePath, tmp_path: FilePath) -> None:
-    with contextlib.closing(open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH)) as one:
+    with contextlib.closing(
+        open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
+    ) as one:
         write(one, 0, b"kept")
         one.flush([(0, 4)])
-    with contextlib.closing(open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH)) as again:
+    with contextlib.closing(
+        open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
+    ) as again:
         assert read(again, 0, 4) == b"kept"
     (tmp_path / "other").mkdir()
     with pytest.raises(Unavailable, match="another store"):
-        open_nvme_volume(device_path, tmp_path / "other", SEGMENT_BYTES, DEPTH)
+        open_nvme_volume(device_path, tmp_path / "other", SEGMENT_BYTES, DEPTH, OFF)
 
 
 def test_a_namespace_that_holds_something_is_refused(
@@ -233,7 +212,7 @@ def test_a_namespace_that_holds_something_is_refused(
         os.pwrite(file_descriptor, b"\x53\xef", 1080)  # as ext4 has it
         os.fsync(file_descriptor)
     with pytest.raises(Unavailable, match="holds something else"):
-        open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH)
+        open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
 
 
 def test_a_namespace_in_use_is_refused(device_path: FilePath, tmp_path: FilePath) -> None:
@@ -242,7 +221,7 @@ def test_a_namespace_in_use_is_refused(device_path: FilePath, tmp_path: FilePath
         block_device(device_path, os.O_RDONLY | os.O_EXCL),
         pytest.raises(Unavailable, match="mounted, or another process"),
     ):
-        open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH)
+        open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
 
 
 def test_nobody_mounts_it_while_the_store_has_it(
@@ -254,7 +233,7 @@ def test_nobody_mounts_it_while_the_store_has_it(
     ):
         pass
     with pytest.raises(Unavailable, match="another process"):
-        open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH)
+        open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
 
 
 def test_the_controllers_refusals_arrive_as_errors(device_path: FilePath) -> None:
@@ -280,4 +259,4 @@ def test_the_controllers_refusals_arrive_as_errors(device_path: FilePath) -> Non
 
 def test_the_block_device_is_no_character_device(device_path: FilePath, tmp_path: FilePath) -> None:
     with pytest.raises(Unavailable, match="name the character device"):
-        open_nvme_volume(block_path(device_path), tmp_path, SEGMENT_BYTES, DEPTH)
+        open_nvme_volume(block_path(device_path), tmp_path, SEGMENT_BYTES, DEPTH, OFF)

@@ -14,6 +14,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
@@ -21,6 +24,7 @@ from objectcache.channel.requests import Request
 from objectcache.channel.signing import Signer
 from objectcache_gateway.admin.connections import CONNECTIONS_MAX
 from objectcache_schemas.accounts import Directory, WatchDirectory
+from objectcache_schemas.admin_api import SIGNING_SERVICE
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.messages import (
     CheckPut,
@@ -49,12 +53,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdminServed]:
 
 
 def signed(
-    served: AdminServed, method: str, path: str, body: bytes = b"", secret: str | None = None
+    served: AdminServed,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    secret: str | None = None,
+    service: str = SIGNING_SERVICE,
 ) -> dict[str, str]:
     """Headers of a request that the root key signs, or somebody with another secret."""
     access_key, secret_key = served.root_key
     key = AccessKey(access_key, secret or secret_key)
-    signer = Signer(Endpoint.parse(served.url), "eu-central-1", lambda: key)
+    signer = Signer(Endpoint.parse(served.url), "eu-central-1", lambda: key, service)
     path, _, query = path.partition("?")
     return signer.signed_headers(Request(method, path, query, {}, (body,)))
 
@@ -133,6 +142,23 @@ def test_the_root_key_signs_requests_with_their_bodies(served: AdminServed) -> N
     assert served.ask_tcp("GET", path, wrong).status == 401
 
 
+def test_a_signature_for_s3_is_not_good_here(served: AdminServed) -> None:
+    refused = served.ask_tcp("GET", "/v1/users", signed(served, "GET", "/v1/users", service="s3"))
+    assert refused.status == 401
+    assert "must end with /objectcache-admin/aws4_request" in refused.document["message"]
+
+
+def test_a_signer_that_is_not_s3s_signs_what_has_no_body(served: AdminServed) -> None:
+    key = Credentials(*served.root_key)
+    request = AWSRequest("GET", f"{served.url}/v1/users?limit=5&after=a%20b")
+    SigV4Auth(key, SIGNING_SERVICE, "eu-central-1").add_auth(request)
+    headers = dict(request.headers.items())
+    assert "x-amz-content-sha256" not in {name.lower() for name in headers}
+    assert served.ask_tcp("GET", "/v1/users?limit=5&after=a%20b", headers).status == 200
+    refused = served.ask_tcp("GET", "/v1/users?limit=5&after=a%20b", headers, b"{}")
+    assert refused.status == 401
+
+
 def test_a_signature_that_leaves_the_body_out_is_refused(served: AdminServed) -> None:
     headers = signed(served, "GET", "/v1/users")
     headers["x-amz-content-sha256"] = "UNSIGNED-PAYLOAD"
@@ -142,7 +168,7 @@ def test_a_signature_that_leaves_the_body_out_is_refused(served: AdminServed) ->
 def test_a_users_key_does_not_open_the_admin_api(served: AdminServed) -> None:
     made = served.ask("POST", "/v1/users", {"name": "plain"}).document["key"]
     key = AccessKey(made["access_key"], made["secret_key"])
-    signer = Signer(Endpoint.parse(served.url), "us-east-1", lambda: key)
+    signer = Signer(Endpoint.parse(served.url), "us-east-1", lambda: key, SIGNING_SERVICE)
     refused = served.ask_tcp("GET", "/v1/users", signer.signed_headers(Request("GET", "/v1/users")))
     assert refused.status == 401
     assert "root key only" in refused.document["message"]

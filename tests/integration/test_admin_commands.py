@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -210,6 +213,28 @@ def test_an_idle_server_has_nothing_at_the_top(served: AdminServed) -> None:
     assert "0 deliveries, 0 waiting" in served.printed("top", "--once")
     document = served.document("top", "--once")
     assert (document["now"]["deliveries"], document["achieved_bytes_per_s"]) == ([], {})
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_top_into_a_pipe_prints_whole_lines_at_once_until_nobody_reads(
+    served: AdminServed, flags: tuple[str, ...]
+) -> None:
+    where = ("--endpoint", f"unix://{served.socket_path}", "--interval", "0.2", *flags)
+    command = [sys.executable, "-m", "objectcache.cli", "admin", "top", *where]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        lines = [following.stdout.readline() for _ in range(3)]
+        following.stdout.close()
+        assert following.wait(30) == 0
+        assert following.stderr.read() == ""
+    if flags:
+        assert all("deliveries" in json.loads(line)["now"] for line in lines)
+    else:
+        head = r"[0-9]{2}:[0-9]{2}:[0-9]{2} 0 deliveries, 0 waiting, .* over the last second\n"
+        assert all(re.fullmatch(head, line) for line in lines)
 
 
 def test_health_is_shown_and_a_drained_server_exits_with_2(served: AdminServed) -> None:

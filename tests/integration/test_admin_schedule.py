@@ -108,6 +108,7 @@ def test_changes_are_in_force_at_once_and_after_a_restart(tmp_path: Path) -> Non
             "cap_gbps": 50.0,
             "margin_gbps": 3.0,
             "epoch_s": 0.02,
+            "rates": "every_epoch",
             "layerwise_threshold_bytes": 512 * MIB,
             "tenants": {"acme": {"weight": 2.0, "cap_gbps": 10.0, "deliveries_max": 0}},
         }
@@ -166,7 +167,7 @@ def test_a_layerwise_delivery_is_shown_with_its_window_and_where_that_came_from(
         assert (shown["compute_window_s"], shown["window_source"]) == (0.0088, "descriptor")
         assert (shown["layer_bytes"], shown["num_layers"]) == (slice_bytes, layers)
         printed = " ".join(server.schedule("show").stdout.split())
-        assert "request-1 acme 8.8ms descriptor" in printed
+        assert "request-1 acme 8.8ms told" in printed
         client.ask(CloseObject(), Done)
         assert server.state("show")["delivery_count"] == 0
 

@@ -13,7 +13,12 @@ import pytest
 from tests.servers import RunningServer
 
 AWS = "/usr/bin/aws" if os.path.exists("/usr/bin/aws") else shutil.which("aws")
-pytestmark = pytest.mark.skipif(AWS is None, reason="the aws command line is not installed")
+COMMAND_TIMEOUT_S = 300.0
+pytestmark = [
+    pytest.mark.skipif(AWS is None, reason="the aws command line is not installed"),
+    # Every command loads all of botocore first, as slowly as a busy machine is.
+    pytest.mark.timeout(1200),
+]
 
 
 class AwsCli:
@@ -39,7 +44,7 @@ class AwsCli:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=COMMAND_TIMEOUT_S,
             check=False,
         )
         assert done.returncode == status, (arguments, done.stdout, done.stderr)

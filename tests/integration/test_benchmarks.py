@@ -12,13 +12,15 @@ from benchmarks.memory_group import V1_ROOT, hierarchy
 
 pytestmark = pytest.mark.timeout(600)  # many servers are started, each as slowly as the machine is
 SLOW = "s3"  # a cluster of Ceph's is started for it; its load is tested in test_request_load
-GROUPS = {"cold": 2, "warm": 2}  # in the table; other questions have one
+GROUPS = {"cold": 2, "warm": 2, "first-read": 2}  # in the table; other questions have one
 
 
 def quick_run(folder: Path, *flags: str) -> dict[str, Any]:
     results = folder / "results"
     assert main(["--quick", "--results", str(results), "--data-dir", str(folder), *flags]) == 0
-    (file,) = results.iterdir()
+    (file,) = results.glob("*.json")
+    (table,) = results.glob("*.md")
+    assert table.read_text().startswith("**")
     run: dict[str, Any] = json.loads(file.read_text())
     return run
 

@@ -121,7 +121,7 @@ def test_an_interrupt_leaves_nothing_behind(
         (["--apply"], "give --data-dir DIR"),
         (["--scale", "inf"], "4096"),
         (["--geometry", "slow=64KiB,2s,32"], "slow: the sweep begins at 8192 bytes"),
-        (["--data-dir", "/nowhere", "--apply"], "no admin API runs there"),
+        (["--data-dir", "/nowhere", "--apply"], "/nowhere: there is no such directory"),
         (["--transport", "pigeon"], "pigeon"),
     ],
 )

@@ -86,6 +86,25 @@ def test_a_profile_is_used_by_the_layouts_fingerprint(client: Client) -> None:
         assert delivery.window_source == "profile"
 
 
+def test_a_profile_is_used_by_the_requests_fingerprint_in_a_bucket_without_a_layout(
+    client: Client,
+) -> None:
+    name = f"windows-{secrets.token_hex(6)}"
+    client.create_bucket(name)
+    bucket = client.kv_bucket(name, layout("of no bucket"))
+    keys = [f"{index:04}" for index in range(CHUNKS)]
+    bucket.put(keys, np.zeros((CHUNKS, LAYERS, 512), np.uint8))
+    for fingerprint, source in (("llama", "profile"), ("mistral-tp8", None)):
+        with bucket.fetch(
+            keys,
+            delivery="layerwise",
+            context_tokens=CONTEXT_TOKENS,
+            fingerprint=fingerprint,
+            computed_tokens=CONTEXT_TOKENS // 2,
+        ) as delivery:
+            assert delivery.window_source in (source, source or "none")
+
+
 def test_a_model_without_a_profile_is_refused(client: Client) -> None:
     bucket, keys = filled(client)
     with pytest.raises(NotFound, match=r"scheduler\.profiles_dir") as caught:

@@ -11,9 +11,10 @@ import pytest
 
 from objectcache.connectors.configuration import StoreConfiguration
 from objectcache.connectors.load_budget import LoadBudget
-from objectcache.connectors.vllm.loads import Loads
 from objectcache.connectors.vllm.plans import LoadPlan
 from objectcache.connectors.vllm.store import Store
+from objectcache.connectors.vllm.worker.loads import Loads
+from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, MIB
 from tests.servers import RunningServer, running_server
@@ -112,4 +113,29 @@ def test_a_load_that_there_is_no_memory_for_keeps_no_other_from_loading(
     assert both in (set(range(16)), set(range(20, 36))), "together larger than the memory"
     assert worker.step((0, 16)) == set()
     worker.loads.close()
+    store.close()
+
+
+def test_the_first_load_finds_memory_that_was_made_and_registered_before(
+    stored: RunningServer,
+) -> None:
+    store = store_of(stored)
+    pool = store.client._core.pool
+    assert store.client.stock_memory([5 * MIB, 4 * MIB]) == 5 * MIB
+    assert repr(pool) == "<TargetPool 1/1 free, 6/6.66667 MiB>"
+    (region,) = pool._free
+    registered = region._registered
+    assert registered is not None
+    worker = Worker(store)
+    assert worker.step((0, 20)) == set()
+    worker.loads.close()
+    assert pool._region_count == 1
+    assert region._registered == registered
+    store.close()
+
+
+def test_memory_is_not_made_for_deliveries_that_come_in_bodies(stored: RunningServer) -> None:
+    store = store_of(stored, "body")
+    with pytest.raises(Unavailable, match="in bodies"):
+        store.client.stock_memory([MIB])
     store.close()

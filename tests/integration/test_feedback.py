@@ -156,7 +156,7 @@ async def test_what_the_sdk_tells_is_what_the_servers_session_hears(tmp_path: Pa
     progress.advance(6)
 
     def engine() -> None:
-        reports = tell_session(progress, joined, tag)
+        reports = tell_session(progress, joined, tag, layer_bytes=0)
         for layer in range(2, 6):
             reports.wait_begins(layer)
             reports.wait_ended(layer)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from benchmarks.figures.__main__ import main
+from benchmarks.figures.aggregation import TCP, of_one_request
+from benchmarks.figures.carriers import transports
 from benchmarks.figures.paper_data import NUM_LAYERS, REQUESTS
 from benchmarks.figures.rate_sweep import scaled
 from benchmarks.figures.scaled import QUICK_LAYERS
@@ -39,8 +40,8 @@ def test_quick_sweeps_write_a_row_for_each_path_rate_and_cap(
     flags = ["--quick", "--scale", str(SCALE), "--data-dir", str(tmp_path / "data"), *only]
     assert main([*flags, "--results", str(results)]) == 0
     aggregation = rows_of(results / "aggregation.csv")
-    over_nixl = {"S3Agg-LW, NIXL", "S3Batch-CW, NIXL"} if find_spec("nixl_cu12") else set()
-    paths = {"S3Agg-LW", "S3Batch-CW", "S3TCP"} | over_nixl
+    modes = ("layerwise", "chunkwise")
+    paths = {TCP, *(of_one_request(each, mode) for each in transports() for mode in modes)}
     assert {row["path"] for row in aggregation} == paths
     assert len({row["payload_mib"] for row in aggregation}) == 1
     rates = rows_of(results / "rate_sweep.csv")

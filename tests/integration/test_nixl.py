@@ -180,6 +180,19 @@ def test_a_buffer_of_the_callers_is_filled_where_it_is(client: Client) -> None:
     assert np.array_equal(buffer[1], IN_ORDER.reshape(-1))
 
 
+def test_a_buffer_is_filled_of_which_a_part_was_a_target_before(client: Client) -> None:
+    bucket, keys = bucket_of(client)
+    buffer = np.zeros(PAYLOAD_BYTES, np.uint8)
+    part_bytes = 2 * LAYOUT.chunk_bytes
+    part = buffer[part_bytes : 2 * part_bytes]
+    for memory, count in ((part, 2), (buffer, CHUNKS)):
+        target = client.fabric_target(buffer=memory)
+        with bucket.fetch(keys[:count], delivery="layerwise", target=target) as delivery:
+            delivery.wait()
+        target.close()
+    assert np.array_equal(buffer, IN_ORDER.reshape(-1))
+
+
 def test_two_clients_are_served_at_once(host: RunningServer) -> None:
     with client_of(host) as one, client_of(host) as other:
         one_bucket, keys = bucket_of(one)

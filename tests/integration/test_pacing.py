@@ -20,7 +20,7 @@ from objectcache import Client, KvLayout
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.records import BucketInfo
-from objectcache_schemas.schedule import PolicyName, ScheduleChanges
+from objectcache_schemas.schedule import FOR_LIFE, PolicyName, ScheduleChanges
 from objectcache_schemas.traces import DeliveryTrace
 from objectcache_storage_server.deliver import Delivery, DeliveryState
 from objectcache_storage_server.dispatcher import Dispatcher
@@ -218,7 +218,7 @@ class Running:
 
 def run_together(engine: Engine, policy: PolicyName) -> list[tuple[Running, Flow[Delivery]]]:
     """All deliveries at once, to their ends, with the cap checked."""
-    configuration = a_configuration(policy, CAP_GBPS, margin_gbps=MARGIN_GBPS)
+    configuration = a_configuration(policy, CAP_GBPS, margin_gbps=MARGIN_GBPS, rates=FOR_LIFE)
     dispatcher = Dispatcher(READERS, Scheduler(configuration, time.monotonic()))
     try:
         all_running = [Running(engine, dispatcher, count) for count in CHUNK_COUNTS]
@@ -288,7 +288,9 @@ def traces_together(
     served: ScheduledServer, prefix: Prefix, policy: PolicyName
 ) -> list[DeliveryTrace]:
     """All deliveries admitted together; the epoch is long until all wait for its end."""
-    changes = ScheduleChanges(policy=policy, cap_gbps=CAP_GBPS, margin_gbps=MARGIN_GBPS, epoch_s=10)
+    changes = ScheduleChanges(
+        policy=policy, cap_gbps=CAP_GBPS, margin_gbps=MARGIN_GBPS, epoch_s=10, rates=FOR_LIFE
+    )
     served.change(changes)
 
     def fetch(end_layer: int) -> str:

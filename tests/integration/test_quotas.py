@@ -19,6 +19,7 @@ from objectcache_schemas.schedule import (
     SetSchedule,
     TenantShare,
 )
+from tests.integration.served import wait_until
 from tests.integration.tenants import Tenant, new_tenant, set_bucket_quota
 from tests.s3_clients import (
     Answer,
@@ -219,13 +220,15 @@ def test_puts_in_flight_leave_no_room_for_more_until_they_end(server: RunningSer
     with open_socket(server) as connection:
         send_head(connection, "PUT", path, named)
         assert connection.recv(100).startswith(b"HTTP/1.1 100")  # it was let in
+        connection.sendall(bytes(70_000))
+        wait_until(lambda: bool(usage(server, tenant.name).tenants), "the put to begin")
         refused = tenant.call("PUT", f"/{bucket}/a", bytes(20_001))
         assert (refused.status, refused.code) == (503, "SlowDown")
         assert refused.headers["Retry-After"]
         (activity,) = usage(server, tenant.name).tenants
         assert (activity.identity, activity.in_flight_bytes) == (tenant.name, 80_000)
         assert tenant.call("PUT", f"/{bucket}/a", bytes(20_000)).status == 200
-        connection.sendall(bytes(80_000))
+        connection.sendall(bytes(10_000))
         assert receive_answer(connection, "PUT").status == 200
     assert usage(server, tenant.name).tenants == ()
     assert tenant.call("PUT", f"/{bucket}/a", bytes(100_000)).status == 200

@@ -566,18 +566,18 @@ def test_requests_over_the_limit_are_told_to_slow_down(tmp_path: Path) -> None:
         assert call(server, "GET", "/bbb/k").body == b"body"
 
 
-def test_connections_over_the_limit_are_told_to_slow_down(tmp_path: Path) -> None:
+def test_a_user_whose_connections_all_work_is_told_to_slow_down_at_the_limit(
+    tmp_path: Path,
+) -> None:
     settings = ("storage.engine=memory", "gateway.connections_max=2")
     with start_server(tmp_path / "data", *settings) as server:
-        held = [open_socket(server) for _ in range(2)]
-        for connection in held:
-            send_head(connection, "GET", "/", signed_headers(server, "GET", "/"))
+        call(server, "PUT", "/bbb")
+        with begin_put(server, "/bbb/k", b"body") as connection:
+            assert is_slow_down(call(server, "GET", "/bbb/k"))
+            connection.sendall(b"body")
             assert receive_answer(connection).status == 200
-        answer = call(server, "GET", "/")
-        assert is_slow_down(answer)
-        for connection in held:
-            connection.close()
-        until(lambda: call(server, "GET", "/").status == 200)
+            assert call(server, "GET", "/bbb/k").body == b"body"  # in the place of what is idle
+            assert receive_rest(connection) == b""
 
 
 @pytest.mark.parametrize("handover", ["true", "false"])

@@ -39,7 +39,7 @@ WINDOW_S = 0.004
 TRANSPORTS = ["shared_memory", "body"]
 IN_FLIGHT_BYTES = 512 * KIB
 SOCKET_BYTES_MAX = 2 * MIB  # what two sockets may hold besides
-STANDSTILL_GBPS = 1e-6  # minutes for a fragment
+STANDSTILL_GBPS = 0.001  # the least; seconds for a fragment
 SLOW_GBPS = 0.004  # 8 s for the payload
 BOUND_SETTINGS = ("scheduler.queue_max=1", "scheduler.queue_timeout_s=60")
 
@@ -163,7 +163,7 @@ def client_process(
 def test_the_share_of_a_client_that_is_killed_goes_to_who_waits_for_a_rate(
     served: ScheduledServer, prefix: Prefix, transport: str
 ) -> None:
-    served.change(ScheduleChanges(policy="equal", cap_gbps=SLOW_GBPS))
+    served.change(ScheduleChanges(policy="equal", cap_gbps=SLOW_GBPS, rates="for_life"))
     with client_process(served, prefix.bucket.name, transport) as dying:
         assert dying.stdout is not None
         killed_id = dying.stdout.readline().strip()
@@ -184,10 +184,34 @@ def test_the_share_of_a_client_that_is_killed_goes_to_who_waits_for_a_rate(
         prefix.check(delivery)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_share_of_a_client_that_is_killed_goes_to_who_runs(
+    served: ScheduledServer, prefix: Prefix, transport: str
+) -> None:
+    served.change(ScheduleChanges(policy="equal", cap_gbps=SLOW_GBPS))
+    with begin(prefix) as first, client_process(served, prefix.bucket.name, transport) as dying:
+        assert dying.stdout is not None
+        killed_id = dying.stdout.readline().strip()
+        wait_until(lambda: rates(served) == [250_000.0] * 2, "both to have half")
+        assert {shown.request_id for shown in served.state().deliveries} == {
+            first.request_id,
+            killed_id,
+        }
+        dying.kill()
+        wait_until(lambda: rates(served) == [500_000.0], "the other to have it all")
+        served.change(ScheduleChanges(cap_gbps=0))
+        prefix.check(first)
+
+
+def rates(served: ScheduledServer) -> list[float | None]:
+    """Of all deliveries, bytes per second."""
+    return [shown.rate_bytes_per_s for shown in served.state().deliveries]
+
+
 def test_whoever_is_killed_while_it_waits_for_a_rate_is_forgotten(
     served: ScheduledServer, prefix: Prefix
 ) -> None:
-    served.change(ScheduleChanges(policy="equal", cap_gbps=STANDSTILL_GBPS))
+    served.change(ScheduleChanges(policy="equal", cap_gbps=STANDSTILL_GBPS, rates="for_life"))
     with begin(prefix) as first, client_process(served, prefix.bucket.name, "body") as dying:
         wait_until(lambda: served.state().delivery_count == 2, "the other to wait for a rate")
         dying.kill()
@@ -195,7 +219,7 @@ def test_whoever_is_killed_while_it_waits_for_a_rate_is_forgotten(
         assert served.state().deliveries[0].request_id == first.request_id
 
 
-def stall(served: ScheduledServer, prefix: Prefix) -> StorageClient:
+def stall(served: ScheduledServer, prefix: Prefix, identity: str = "slow") -> StorageClient:
     """A gateway whose delivery is asked for."""
     descriptor = Descriptor(
         tuple(prefix.keys),
@@ -209,7 +233,7 @@ def stall(served: ScheduledServer, prefix: Prefix) -> StorageClient:
     connection.send(
         KvGet(
             bucket=prefix.bucket.name,
-            identity="slow",
+            identity=identity,
             request_id="slow",
             descriptor=descriptor.to_bytes(),
         )
@@ -252,6 +276,7 @@ def test_a_storage_server_that_is_killed_fails_what_runs_and_what_waits_and_keep
         policy="equal",
         cap_gbps=STANDSTILL_GBPS,
         margin_gbps=2.0,
+        rates="for_life",
         tenants={"acme": TenantShare(weight=3.0, cap_gbps=1.0, deliveries_max=7)},
     )
     with restarting.client() as client:
@@ -413,6 +438,7 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScheduledServer]
         f"storage.delivery_in_flight_bytes_max={MEMORY_BYTES // HOLDER_COUNT}",
         f"storage.fragment_bytes={MEMORY_BYTES // HOLDER_COUNT}",
         "scheduler.queue_timeout_s=60",
+        "storage.client_rate_bytes_per_s_min=0",
     )
     with ScheduledServer(tmp_path_factory.mktemp("tight") / "data", *settings) as server:
         yield server
@@ -433,10 +459,13 @@ def health(served: ScheduledServer) -> tuple[int, int]:
 
 @contextmanager
 def all_memory_held(served: ScheduledServer, prefix: Prefix) -> Generator[list[StorageClient]]:
-    """Clients whose deliveries hold all memory, because they read nothing."""
+    """Clients of different tenants whose deliveries hold all memory: they read nothing."""
     wait_until(lambda: health(served) == (0, 0), "earlier deliveries to end")
     with ExitStack() as open_:
-        holders = [open_.enter_context(stall(served, prefix)) for _ in range(HOLDER_COUNT)]
+        holders = [
+            open_.enter_context(stall(served, prefix, f"holder-{number}"))
+            for number in range(HOLDER_COUNT)
+        ]
         for one in holders:
             one.reply(DeliveryAccepted)
             one.send(SendBody(offset_bytes=0, length_bytes=PAYLOAD_BYTES, into_socket=False))
@@ -523,7 +552,8 @@ def test_a_drain_refuses_those_who_wait_and_lets_those_who_run_finish(
 def test_a_drain_refuses_those_who_wait_for_a_rate(restarting: ScheduledServer) -> None:
     with restarting.client() as client:
         prefix = stored_prefix(client, "rated", CHUNK_COUNT // 2)
-        restarting.change(ScheduleChanges(policy="equal", cap_gbps=SLOW_GBPS), reset=True)
+        changes = ScheduleChanges(policy="equal", cap_gbps=SLOW_GBPS, rates="for_life")
+        restarting.change(changes, reset=True)
         first = begin(prefix)
         others = [Fetching(begin, prefix, transport) for transport in TRANSPORTS]
         wait_until(lambda: restarting.state().delivery_count == 3, "the others to wait")

@@ -60,6 +60,27 @@ def test_what_was_put_is_there_after_a_stop_and_a_start(served: Served) -> None:
         s3.close()
 
 
+def test_nobody_else_reads_what_a_server_keeps_also_where_a_file_was_open_to_others(
+    served: Served,
+) -> None:
+    s3 = served.s3()
+    s3.create_bucket(Bucket="kept")
+    s3.put_object(Bucket="kept", Key="a/b", Body=b"c")
+    s3.close()
+    assert served.stop() == 0
+    reserve = served.data_dir / "index" / "reserve"
+    reserve.chmod(0o644)
+    with Served(served.data_dir) as again:
+        again.wait_ready()
+        modes = {
+            path: path.lstat().st_mode for path in (again.data_dir, *again.data_dir.rglob("*"))
+        }
+        assert reserve in modes
+        assert any(stat.S_ISSOCK(mode) for mode in modes.values())
+        open_to_others = [str(path) for path, mode in modes.items() if mode & 0o077]
+        assert open_to_others == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_all_processes_within_the_bound(
     served: Served, number: signal.Signals
@@ -132,17 +153,36 @@ def test_a_port_in_use_is_a_clear_message_and_leaves_nothing_running(tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--listen", "nonsense"], "gateway.listen must be host:port"),
+        (["--listen", "127.0.0.1:99999"], "'99999' is no port, a number from 0 to 65535"),
         (["--set", "storage.engine=tape"], "storage.engine must be local, files or memory"),
+        (["--set", "scheduler.rates=forever"], "scheduler.rates must be every_epoch or for_life"),
+        (["--data-dir", "file"], "it is a file; name a directory"),
+        (["--set", "admin.audit_log=no/log"], "there is no directory"),
     ],
 )
-def test_settings_that_only_a_server_can_judge_end_with_its_own_message(
+def test_settings_that_cannot_be_are_refused_in_one_line_before_a_server_starts(
     tmp_path: Path, flags: list[str], words: str
 ) -> None:
+    (tmp_path / "file").touch()
     result = serve_to_its_end(tmp_path, "--data-dir", "data", *flags)
     assert result.returncode == 2
     assert words in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("command", ["storage", "gateway", "admin serve"])
+def test_a_server_alone_refuses_a_path_that_cannot_be(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    section = {"storage": "scheduler", "gateway": "gateway"}.get(command, "admin")
+    key = {"scheduler": "profiles_dir"}.get(section, "audit_log")
+    flags = ("--data-dir", "data", "--set", f"{section}.{key}=file/below")
+    program = [sys.executable, "-m", "objectcache.cli", *command.split(), *flags]
+    result = subprocess.run(
+        program, capture_output=True, text=True, cwd=tmp_path, env=own_environment(), check=False
+    )
+    assert result.returncode == 2
+    assert f"{section}.{key} is {tmp_path}/file/below" in result.stderr
 
 
 def test_the_servers_can_be_started_each_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 from collections.abc import Iterator
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_schemas.messages import GetMetrics, Metrics
+from tests.integration.served import wait_until
 from tests.integration.tenants import Tenant, new_tenant
 from tests.s3_clients import Answer, call, open_socket, receive_answer, send_head, signed_headers
 from tests.servers import RunningServer, start_server
+from tests.storage_client import StorageClient
 
 SMALL_BYTES = 64 << 10  # received whole before a put begins
 LARGE_BYTES = SMALL_BYTES + 1
@@ -24,15 +28,17 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
     settings = (
         "storage.engine=memory",
         "storage.puts_max=4",
-        "storage.tenant_put_share_max=0.5",
+        "scheduler.queue_max=0",
         "gateway.body_stall_timeout_s=30",
     )
     with start_server(tmp_path / "data", *settings) as running:
         yield running
 
 
-def begun(server: RunningServer, tenant: Tenant, path: str, size_bytes: int) -> socket.socket:
-    """A PUT whose client was told to go on, and has sent one byte."""
+def begun(
+    server: RunningServer, tenant: Tenant, path: str, size_bytes: int, sent_bytes: int = 1
+) -> socket.socket:
+    """A PUT whose client was told to go on, and has sent `sent_bytes`."""
     named = signed_headers(
         server,
         "PUT",
@@ -44,12 +50,12 @@ def begun(server: RunningServer, tenant: Tenant, path: str, size_bytes: int) -> 
     connection = open_socket(server)
     send_head(connection, "PUT", path, named)
     assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
-    connection.sendall(b"x")
+    connection.sendall(b"x" * sent_bytes)
     return connection
 
 
-def ended(connection: socket.socket, size_bytes: int) -> int:
-    connection.sendall(b"x" * (size_bytes - 1))
+def ended(connection: socket.socket, size_bytes: int, sent_bytes: int = 1) -> int:
+    connection.sendall(b"x" * (size_bytes - sent_bytes))
     return receive_answer(connection, "PUT").status
 
 
@@ -58,16 +64,39 @@ def test_a_tenant_whose_bodies_trickle_leaves_slots_to_others(server: RunningSer
     slow_bucket, other_bucket = slow.new_bucket(), other.new_bucket()
     with ExitStack() as open_:
         trickling = [
-            open_.enter_context(begun(server, slow, f"/{slow_bucket}/{number}", LARGE_BYTES))
-            for number in range(2)
+            open_.enter_context(
+                begun(server, slow, f"/{slow_bucket}/{number}", LARGE_BYTES, SMALL_BYTES)
+            )
+            for number in range(3)
         ]
+        wait_until(lambda: puts_running(server) == 3, "all to have a slot")
         refused = slow.call("PUT", f"/{slow_bucket}/more", b"x" * LARGE_BYTES)
         assert (refused.status, refused.code) == (503, "SlowDown")
         assert refused.headers["Retry-After"] == "1"
-        assert "storage.tenant_put_share_max" in (refused.xml.findtext("Message") or "")
+        assert "3 puts are running, storage.puts_max is 4" in (
+            refused.xml.findtext("Message") or ""
+        )
         assert other.call("PUT", f"/{other_bucket}/key", b"x" * LARGE_BYTES).status == 200
-        assert [ended(one, LARGE_BYTES) for one in trickling] == [200, 200]
+        assert [ended(one, LARGE_BYTES, SMALL_BYTES) for one in trickling] == [200] * 3
     assert slow.call("PUT", f"/{slow_bucket}/more", b"x" * LARGE_BYTES).status == 200
+
+
+def puts_running(server: RunningServer) -> int:
+    with StorageClient(server.run_dir / "storage.sock") as storage:
+        page = storage.ask(GetMetrics(), Metrics).text.decode()
+    found = re.search(r"^objectcache_puts_running ([0-9.]+)", page, re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
+
+
+def test_large_bodies_of_which_little_has_come_hold_no_slot(server: RunningServer) -> None:
+    slow = new_tenant(server, "slow")
+    bucket = slow.new_bucket()
+    with ExitStack() as open_:
+        for number in range(8):
+            open_.enter_context(begun(server, slow, f"/{bucket}/{number}", LARGE_BYTES, 3))
+        assert puts_running(server) == 0
+        assert slow.call("PUT", f"/{bucket}/large", b"x" * LARGE_BYTES).status == 200
 
 
 def test_small_bodies_that_trickle_hold_no_slot(server: RunningServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import signal
 import socket
@@ -9,8 +11,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -57,10 +61,17 @@ from objectcache_schemas.target_messages import (
     DeliveryFailure,
     JoinSession,
     LayersReady,
+    RegisterTarget,
     ReleaseTarget,
     TargetReleased,
 )
-from tests.storage_client import EventClient, FrameClient, StorageClient, TargetClient
+from tests.storage_client import (
+    EventClient,
+    FrameClient,
+    StorageClient,
+    TargetClient,
+    sealed_memory_file,
+)
 
 N, L, S = 6, 4, 65_536
 KEYS = tuple(f"{index:064x}" for index in range(N))
@@ -374,6 +385,47 @@ def test_a_target_dies_with_its_session(client: StorageClient) -> None:
     raise AssertionError("the target outlives its session")
 
 
+def test_a_client_that_punches_holes_into_its_target_loses_its_session_and_no_other_does(
+    client: StorageClient,
+) -> None:
+    with TargetClient(client) as other, TargetClient(client) as session:
+        target_id, memory = session.register(N * L * S)
+        other_id, _ = other.register(N * L * S)
+        memory.madvise(mmap.MADV_REMOVE, 0, S)
+        with pytest.raises(InvalidRequest, match="holes"):
+            client.ask(kv_get(target_descriptor(target_id, N * L * S)), DeliveryAccepted)
+        with pytest.raises(EOFError):
+            session.event()
+        client.ask(kv_get(target_descriptor(other_id, N * L * S)), DeliveryAccepted)
+        assert client.reply(DeliveryEnded).error is None
+
+
+def test_a_client_that_punches_while_it_registers_never_has_the_server_fill_the_holes(
+    client: StorageClient,
+) -> None:
+    length_bytes = 64 << 20
+    has_begun = threading.Event()
+
+    def punch_from_the_end(descriptor: int) -> None:
+        with mmap.mmap(descriptor, length_bytes) as memory:
+            has_begun.set()
+            for offset_bytes in range(length_bytes - (1 << 20), 0, -(1 << 20)):
+                memory.madvise(mmap.MADV_REMOVE, offset_bytes, 1 << 20)
+
+    descriptor = sealed_memory_file(length_bytes)
+    try:
+        with TargetClient(client) as session, ThreadPoolExecutor(1) as threads:
+            punching = threads.submit(punch_from_the_end, descriptor)
+            has_begun.wait()
+            session.send(RegisterTarget(length_bytes=length_bytes), descriptor)
+            with contextlib.suppress(InvalidRequest):
+                session.event()
+            punching.result()
+        assert os.fstat(descriptor).st_blocks * 512 <= 4 << 20
+    finally:
+        os.close(descriptor)
+
+
 def test_a_ticket_is_good_once_and_a_stranger_has_none(client: StorageClient) -> None:
     with TargetClient(client) as session, EventClient(session.ticket.socket_path) as thief:
         thief.send(JoinSession(v=1, ticket=session.ticket.ticket))
@@ -445,8 +497,9 @@ def test_deliveries_over_deliveries_max_are_told_to_slow_down(
     held = [server.connect() for _ in range(8)]
     slice_of_one = kv_get(Descriptor(KEYS[:1], L, 16, S, LAYERWISE, (0, 1)))
     try:
-        for one in held:
-            one.ask(slice_of_one, DeliveryAccepted)
+        for number, one in enumerate(held):
+            of_another = msgspec.structs.replace(slice_of_one, identity=f"tenant-{number}")
+            one.ask(of_another, DeliveryAccepted)
         client.send(OpenObject(bucket="kv", key=KEYS[0]) if plain else slice_of_one)
         with pytest.raises(Busy, match="deliveries_max"):
             client.reply(DeliveryAccepted)

@@ -293,17 +293,28 @@ def test_a_secret_is_rotated_without_a_gap(alice: Tenant, filled: str) -> None:
     assert fresh.call("GET", f"/{filled}/a/1").status == 200
 
 
-def test_a_key_that_is_not_in_force_is_one_that_does_not_exist(alice: Tenant, filled: str) -> None:
+def test_why_a_key_is_not_in_force_is_told_to_whoever_has_its_secret_and_to_nobody_else(
+    alice: Tenant, filled: str
+) -> None:
     path = f"/{filled}/a/1"
     unknown = call(alice.server, "GET", path, credentials=Credentials("never-made", "12345678"))
     disabled = alice.another_key(enabled=False)
     expired = alice.another_key(expires_s=time.time() - 1)
-    for answer in (unknown, disabled.call("GET", path), expired.call("GET", path)):
+    for key, why in ((disabled, "is disabled"), (expired, "has expired")):
+        answer = key.call("GET", path)
         assert (answer.status, answer.code) == (403, "InvalidAccessKeyId")
-        assert answer.xml.findtext("Message") == unknown.xml.findtext("Message")
+        assert answer.xml.findtext("Message") == f"the access key {why}"
+        guess = Credentials(key.key.access_key, "a-guess-of-it")
+        guessed = call(alice.server, "GET", path, credentials=guess)
+        assert (guessed.status, guessed.code) == (403, "InvalidAccessKeyId")
+        assert guessed.xml.findtext("Message") == unknown.xml.findtext("Message")
     assert alice.another_key(expires_s=time.time() + 3600).call("GET", path).status == 200
     alice.change_user(enabled=False)
-    assert alice.call("GET", path).code == "InvalidAccessKeyId"
+    answer = alice.call("GET", path)
+    assert (answer.code, answer.xml.findtext("Message")) == (
+        "InvalidAccessKeyId",
+        "the access key's user is disabled",
+    )
 
 
 def test_a_wrong_secret_of_a_known_key_is_a_wrong_signature(alice: Tenant, filled: str) -> None:

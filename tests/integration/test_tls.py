@@ -181,7 +181,7 @@ def test_sighup_reloads_at_once(tmp_path: Path) -> None:
     [
         ("mismatched", "is not the key of"),
         ("expired", "ended at"),
-        ("missing", "No such file"),
+        ("missing", "there is no such file"),
     ],
 )
 def test_serve_refuses_to_start_with_a_pair_that_is_none(

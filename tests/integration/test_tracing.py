@@ -156,6 +156,39 @@ def test_all_but_the_network_lies_within_what_the_client_saw(
     assert trace.layers[-1].ready_s + seconds["client"] < measured_s
 
 
+@pytest.mark.parametrize(
+    ("asked_s", "source", "word", "window_s"),
+    [
+        (0.25, "descriptor", "told", 0.25),
+        (0.0, "whole", "whole", None),
+        (1e-12, "disbelieved", "disbelieved", None),
+    ],
+)
+def test_a_trace_says_what_window_counted_whose_word_it_was_and_what_was_reported(
+    server: RunningServer,
+    prefix: tuple[KvBucket, list[str]],
+    asked_s: float,
+    source: str,
+    word: str,
+    window_s: float | None,
+) -> None:
+    bucket, keys = prefix
+    with bucket.fetch(
+        keys, delivery="layerwise", transport="shared_memory", compute_window_s=asked_s
+    ) as delivery:
+        assert delivery.window_source == source
+        for layer in delivery.layers:
+            delivery.wait_layer(layer)
+            delivery.consumed(layer, 0.125)
+        request_id = delivery.request_id
+    trace = trace_of_ended(server, request_id)
+    assert (trace.window_source, trace.compute_window_s) == (source, window_s)
+    assert trace.reported_window_s == (None if source == "whole" else 0.125)
+    shown = admin_trace(server, request_id)
+    assert f"({word})" in shown.stdout
+    assert ("125ms reported" in shown.stdout) == (source != "whole")
+
+
 def test_what_the_gpu_consumed_is_in_the_timeline(
     server: RunningServer, prefix: tuple[KvBucket, list[str]]
 ) -> None:

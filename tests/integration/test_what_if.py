@@ -43,7 +43,8 @@ def test_the_command_prints_the_allocations_of_table_a9(
     tmp_path: Path, workload: str, policy: str
 ) -> None:
     shared = WORKLOADS[workload]
-    flags = ["--policy", policy, "--cap-gbps", f"{shared.cap_gbps:g}", "--json"]
+    flags = ["--policy", policy, "--rates", "for_life", "--json"]
+    flags += ["--cap-gbps", f"{shared.cap_gbps:g}"]
     flags += ["--margin-gbps", f"{MARGIN_GBPS:g}"]
     done = schedule(*flags, str(requests_file(tmp_path, workload)))
     assert (done.returncode, done.stderr) == (0, "")
@@ -67,7 +68,7 @@ def test_the_comparison_finds_stall_dynamic_near_the_least_possible(
 
 
 def test_the_table_is_for_people(tmp_path: Path) -> None:
-    flags = ["--policy", "calibrated_stall_opt", "--cap-gbps", "80"]
+    flags = ["--policy", "calibrated_stall_opt", "--rates", "for_life", "--cap-gbps", "80"]
     done = schedule(*flags, str(requests_file(tmp_path, "A")))
     assert done.returncode == 0
     rows = [line.split() for line in done.stdout.splitlines()]

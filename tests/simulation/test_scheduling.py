@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from objectcache_schemas.schedule import PolicyName, TenantShare
+from objectcache_schemas.schedule import EVERY_EPOCH, PolicyName, RatesName, TenantShare
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.link import Pace
 from objectcache_storage_server.scheduling.scheduler import (
@@ -59,13 +59,14 @@ class Schedules(RuleBasedStateMachine):
 
     @initialize(policy=policies, cap_gbps=caps_gbps)
     def begin(self, policy: PolicyName, cap_gbps: float) -> None:
-        self.configure(policy, cap_gbps, 5.0, 0.01, {})
+        self.configure(policy, cap_gbps, 5.0, 0.01, EVERY_EPOCH, {})
 
     @rule(
         policy=policies,
         cap_gbps=caps_gbps,
         margin_gbps=st.sampled_from([0.0, 0.05, 5.0]),
         epoch_s=st.sampled_from([0.001, 0.01, 1.0]),
+        rates=st.sampled_from(get_args(RatesName)),
         tenants=st.dictionaries(st.sampled_from(TENANTS), shares),
     )
     def configure(
@@ -74,10 +75,16 @@ class Schedules(RuleBasedStateMachine):
         cap_gbps: float,
         margin_gbps: float,
         epoch_s: float,
+        rates: RatesName,
         tenants: dict[str, TenantShare],
     ) -> None:
         configuration = a_configuration(
-            policy, cap_gbps, margin_gbps=margin_gbps, epoch_s=epoch_s, tenants=tenants
+            policy,
+            cap_gbps,
+            margin_gbps=margin_gbps,
+            epoch_s=epoch_s,
+            rates=rates,
+            tenants=tenants,
         )
         self.scheduler.configure(configuration, self.now_s)
         self.judge = Pace(cap_gbps * BYTES_PER_GBIT or math.inf, 0.0, self.now_s)

@@ -23,6 +23,7 @@ from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.target_messages import (
+    GetPrefix,
     JoinSession,
     LayersConsumed,
     RegisterTarget,
@@ -248,6 +249,7 @@ class FakeTargetSocket:
         self.hold_releases = False
         self.released: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.consumed: queue.SimpleQueue[LayersConsumed] = queue.SimpleQueue()
+        self.gets: queue.SimpleQueue[GetPrefix] = queue.SimpleQueue()
         self.refuse: msgspec.Struct | None = None
         self.refuse_register: msgspec.Struct | None = None
         self._sessions: list[socket.socket] = []
@@ -270,6 +272,10 @@ class FakeTargetSocket:
     def send(self, message: msgspec.Struct) -> None:
         """Send an event to the latest session."""
         self._sessions[-1].sendall(encode_frame(message))
+
+    def hang_up(self) -> None:
+        """End the latest session."""
+        self._sessions[-1].shutdown(socket.SHUT_RDWR)
 
     def answer_release(self) -> None:
         """Tell the client that the first held target is quiet."""
@@ -300,6 +306,8 @@ class FakeTargetSocket:
                 sock.sendall(encode_frame(TargetRegistered(target_id=target_id)))
             case LayersConsumed():
                 self.consumed.put(request)
+            case GetPrefix():
+                self.gets.put(request)
             case ReleaseTarget(target_id=target_id):
                 self.released.put(target_id)
                 if not self.hold_releases:

@@ -83,6 +83,16 @@ class EmulatedNvme(NvmeDevice):
                     self.blocks[at : at + lba_bytes] = self._durable[at : at + lba_bytes]
         self._flush()
 
+    def flush(self) -> None:
+        """All that was written is durable."""
+        with self._one_at_a_time:
+            self._flush()
+
+    def change(self, begin: int, data: bytes) -> None:
+        """A write that came in no command of ours."""
+        with self._one_at_a_time:
+            self._change(begin, data)
+
     def _execute(self, command: Command) -> int:
         status = self._refusal(command)
         if status:

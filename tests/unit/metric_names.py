@@ -8,6 +8,7 @@ from typing import NamedTuple
 from prometheus_client.core import Metric
 
 from objectcache_gateway.admin.metrics_page import Scrapes
+from objectcache_gateway.connections.crowding import TurnedAway
 from objectcache_gateway.metrics.families import gateway_families
 from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts
@@ -16,7 +17,7 @@ from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.metrics.families import storage_families
 from objectcache_storage_server.service import Service
 
-LEVELS = GatewayLevels(0, 0, 0, 0, False, 0, 0)
+LEVELS = GatewayLevels(0, 0, 0, TurnedAway(), "", 0, 0, False, 0, 0)
 
 
 class Described(NamedTuple):

@@ -50,10 +50,11 @@ def sign(
     access_key: str = ACCESS_KEY,
     secret_key: str = SECRET_KEY,
     region: str = "us-east-1",
+    service: str = "s3",
 ) -> RequestHead:
     """The head of a request that botocore signed in its Authorization header, now."""
     request = _request(method, url, headers, body)
-    S3SigV4Auth(Credentials(access_key, secret_key), "s3", region).add_auth(request)
+    S3SigV4Auth(Credentials(access_key, secret_key), service, region).add_auth(request)
     return _head_of(request)
 
 

@@ -155,11 +155,22 @@ async def test_a_key_that_is_not_in_force_is_none() -> None:
     hers = AccessKey(access_key="hers", secret_key="12345678", user="carol", created_s=1.0)
     storage.answers.put_nowait(told(2, 1, ALICE, KEY, off, orphan, locked, hers))
     await until_asked(storage, 3)
-    for name in ("off", "orphan", "hers", "never"):
+    told_of = {
+        "off": "the access key is disabled",
+        "orphan": "the access key does not exist",
+        "hers": "the access key's user is disabled",
+        "never": "the access key does not exist",
+    }
+    for name, why in told_of.items():
         assert store.secret_for(name) is None
-        with pytest.raises(AccessDenied) as caught:
+        with pytest.raises(AccessDenied, match=why) as caught:
             store.caller_for(name)
         assert caught.value.code == "InvalidAccessKeyId"
+    now_s[0] = 100.0
+    former = store.former_key_for("alice-1")
+    assert former is not None
+    assert former.why == "the access key has expired"
+    assert store.former_key_for("rootkey") is None
     await directory.close()
 
 

@@ -136,6 +136,7 @@ def test_a_shown_duration_reads_back(duration_s: float) -> None:
         ),
         (["set-margin", "500Mbps"], ScheduleChanges(margin_gbps=0.5), "margin 500 Mbps changed"),
         (["set-epoch", "10ms"], ScheduleChanges(epoch_s=0.01), "epoch 10ms changed"),
+        (["set-rates", "for_life"], ScheduleChanges(rates="for_life"), "rates for_life changed"),
         (
             ["set-threshold", "512MiB"],
             ScheduleChanges(layerwise_threshold_bytes=512 * MIB),
@@ -153,7 +154,7 @@ def test_a_change_is_in_force_and_what_was_not_changed_is_as_in_the_settings(
 ) -> None:
     printed = " ".join(schedule(server, *arguments).split())
     assert shown in printed
-    assert printed.count("as in the settings") == 4
+    assert printed.count("as in the settings") == 5
     assert state(server).changes == changes
     found = state(server).configuration
     for name, value in msgspec.structs.asdict(changes).items():
@@ -229,9 +230,17 @@ def test_the_state_is_one_document(server: ServerThread, arguments: list[str]) -
             "calibrated_stall_opt, stall_dynamic",
         ),
         (["set-cap", "200Tbps"], "'200Tbps' is above 100000 Gbps, the largest rate"),
-        (["set-cap", "fast"], "'fast' is not a number with one of the units bps"),
+        (["set-cap", "fast"], "'fast' is not a number above 0 with one of the units bps"),
+        (["set-cap", "-5Gbps"], "'-5Gbps' is not a number above 0 with one of the units"),
+        (["set-margin", "-5Gbps"], "'-5Gbps' is not a number above 0"),
+        (["set-epoch", "-5ms"], "'-5ms' is not a number above 0"),
+        (["set-threshold", "-1MiB"], "'-1MiB' is not a number above 0"),
+        (["set-cap", "0.001bps"], "'0.001bps' is below 1 Mbps, the least cap; give none for no"),
+        (["tenant", "a", "--cap", "999kbps"], "'999kbps' is below 1 Mbps, the least cap"),
+        (["tenant", "a", "--cap", "-5Gbps"], "'-5Gbps' is not a number above 0"),
         (["set-cap", "5"], "or none"),
         (["set-margin", "13000GB/s"], "is above 100000 Gbps"),
+        (["set-rates", "ever"], "rates cannot hold 'ever'; give one of every_epoch, for_life"),
         (["set-epoch", "11s"], "'11s' is out of bounds; an epoch takes 1ms to 10s"),
         (["set-epoch", "10us"], "an epoch takes 1ms to 10s"),
         (["set-epoch", "10"], "has no unit; give one of us, ms, s"),

@@ -41,7 +41,9 @@ def test_auto_is_loopback_one_port_above_the_gateway(
 
 
 def test_a_wrong_address_names_its_setting() -> None:
-    with pytest.raises(InvalidRequest, match=r"admin\.listen must be host:port, got 'here'"):
+    with pytest.raises(
+        InvalidRequest, match=r"admin\.listen must be host:port, auto or off, got 'here'"
+    ):
         admin_address(settings_of("admin.listen=here"))
 
 
@@ -76,7 +78,7 @@ def test_the_audit_log_lies_in_the_data_directory_unless_told_otherwise() -> Non
 @pytest.mark.parametrize(
     ("assignments", "words"),
     [
-        (["admin.tls_key=k.pem"], "admin.tls_key is set, admin.tls_certificate is not"),
+        ([f"admin.tls_key={__file__}"], "admin.tls_key is set, admin.tls_certificate is not"),
         (["admin.tls_certificate=/no/such.pem"], "admin.tls_certificate"),
         (["admin.log_level=loud"], "log_level"),
     ],

@@ -48,7 +48,9 @@ def test_a_lifetime_is_a_time_or_none_and_the_error_says_both() -> None:
 
 
 def test_an_unknown_setting_says_where_all_are() -> None:
-    with pytest.raises(InvalidRequest, match=r"called x\.y; `objectcache settings` prints all"):
+    with pytest.raises(
+        InvalidRequest, match=r"called x\.y, in a flag; `objectcache settings` prints all"
+    ):
         load_settings(None, {}, ["x.y=1"])
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from objectcache_schemas.errors import Busy
+from objectcache_schemas.fair_shares import FairShares
 from objectcache_schemas.schedule import TenantShare
 from objectcache_storage_server.scheduling.admission import (
     DURATION_UNKNOWN_S,
@@ -48,7 +49,7 @@ def begin(admission: Admission, tenant: str, count: int = 1) -> None:
 
 
 def test_a_tenant_at_scheduler_tenant_deliveries_max_waits_while_others_begin() -> None:
-    admission = Admission(limits(tenant_deliveries_max=2))
+    admission = Admission(limits(deliveries_max=8, tenant_deliveries_max=2))
     begin(admission, "a", 2)
     wait(admission, "a")
     begin(admission, "b", 2)
@@ -56,11 +57,22 @@ def test_a_tenant_at_scheduler_tenant_deliveries_max_waits_while_others_begin() 
 
 def test_all_tenants_together_stay_below_deliveries_max() -> None:
     admission = Admission(limits(deliveries_max=3))
-    begin(admission, "a", 2)
-    begin(admission, "b")
-    token = wait(admission, "b")
+    for tenant in "abc":
+        begin(admission, tenant)
+    token = wait(admission, "d")
     assert admission.leave("a", 1.0) == [token]
     assert admission.running == 3
+
+
+def test_a_tenant_that_takes_all_it_can_leaves_places_to_whoever_comes_next() -> None:
+    admission = Admission(limits(deliveries_max=64, tenant_deliveries_max=64, queue_max=64))
+    begin(admission, "greedy", 48)
+    wait(admission, "greedy")
+    for index in range(16):
+        begin(admission, str(index))
+    assert admission.running == 64
+    waiting = wait(admission, "late")
+    assert admission.leave("greedy", 1.0) == [waiting]
 
 
 def test_a_tenants_own_bound_goes_before_that_of_everybody() -> None:
@@ -107,15 +119,19 @@ def test_all_queues_together_are_bounded(queue_max: int, waiting_max: int) -> No
     admission = Admission(limits(deliveries_max=1, queue_max=queue_max))
     begin(admission, "first")
     for index in range(waiting_max):
-        wait(admission, str(index // queue_max))
-    with pytest.raises(Busy, match=f"{waiting_max} requests of all tenants wait"):
+        wait(admission, str(index))
+    with pytest.raises(
+        Busy, match=f"{waiting_max} requests of all tenants wait, at most {waiting_max} may"
+    ):
         admission.enter("last", 0.0)
 
 
 def test_what_is_refused_names_the_bound_of_the_whole_server() -> None:
     admission = Admission(limits(deliveries_max=1, queue_max=0))
     begin(admission, "a")
-    with pytest.raises(Busy, match=r"1 deliveries are running, storage\.deliveries_max is 1"):
+    with pytest.raises(
+        Busy, match=r"1 deliveries are running, 0 of them of 'b'; storage\.deliveries_max is 1"
+    ):
         admission.enter("b", 0.0)
 
 
@@ -177,14 +193,17 @@ def test_tenants_take_turns_by_weight() -> None:
 
 def test_places_are_held_by_weight() -> None:
     admission = Admission(
-        limits(deliveries_max=8, tenant_deliveries_max=8, queue_max=50),
+        limits(deliveries_max=32, tenant_deliveries_max=32, queue_max=50),
         {"a": TenantShare(weight=3)},
     )
-    begin(admission, "x", 8)
+    begin(admission, "x", 24)
+    begin(admission, "y", 4)
     for tenant in "ab" * 20:
-        wait(admission, tenant)
-    begun = [token.tenant for _ in range(8) for token in admission.leave("x", 1.0)]
-    assert Counter(begun) == {"a": 6, "b": 2}
+        admission.enter(tenant, 0.0)
+    for _ in range(24):
+        admission.leave("x", 1.0)
+    held = {tenant: admission._tenants[tenant].running for tenant in "ab"}
+    assert held == {"a": 18, "b": 6}
 
 
 def test_a_tenant_that_was_away_has_saved_no_turns_up() -> None:
@@ -265,6 +284,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.admission = Admission(self.limits)
         self.shares: dict[str, TenantShare] = {}
         self.running: Counter[str] = Counter()
+        self.fair = FairShares(deliveries_max)
         self.queues: dict[str, list[Waiting]] = {tenant: [] for tenant in TENANTS}
         self.now_s = 0.0
 
@@ -273,7 +293,12 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     def has_room(self, tenant: str) -> bool:
         most = self.share(tenant).deliveries_max or self.limits.tenant_deliveries_max
-        return self.running.total() < self.limits.deliveries_max and self.running[tenant] < most
+        fair = self.fair.may_take(tenant, 1, self.share(tenant).weight)
+        return fair and self.running[tenant] < most
+
+    def begin(self, tenant: str) -> None:
+        self.running[tenant] += 1
+        self.fair.take(tenant, 1)
 
     def begun(self, tokens: list[Waiting]) -> None:
         """Each that begins has room, is the first of its queue, and no tenant has less."""
@@ -283,7 +308,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert self.queues[token.tenant].pop(0) is token
             held = {one: self.running[one] / self.share(one).weight for one in ready}
             assert held[token.tenant] == min(held.values())
-            self.running[token.tenant] += 1
+            self.begin(token.tenant)
 
     @rule(tenant=st.sampled_from(TENANTS))
     def enter(self, tenant: str) -> None:
@@ -295,7 +320,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if token is None:
             assert has_room
             assert not queue
-            self.running[tenant] += 1
+            self.begin(tenant)
         else:
             assert not has_room
             queue.append(token)
@@ -304,6 +329,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     def leave(self, tenant: str, duration_s: float) -> None:
         if self.running[tenant]:
             self.running[tenant] -= 1
+            self.fair.give_back(tenant, 1)
             self.begun(self.admission.leave(tenant, duration_s))
 
     @rule(tenant=st.sampled_from(TENANTS), place=st.integers(0, 3))

@@ -2,6 +2,7 @@
 
 import subprocess
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ from benchmarks.buffered_reads import BufferedReads
 from benchmarks.device import DeviceLimit, Shape, has_fio
 from benchmarks.measure import Row, Samples, rates
 from benchmarks.memory_group import MemoryGroup
-from benchmarks.memory_pressure import in_proportion_s
 from benchmarks.page_cache_copy import FileRun
 from benchmarks.prefix import MLA_TOKEN_BYTES, Geometry
-from benchmarks.report import results_tables
+from benchmarks.pressed_reads import Opened, Round
+from benchmarks.pressure_rows import BUDGETED, DIRECT_ALONE, PEER, Cell, Share, pressure_rows
+from benchmarks.report import ratio_text, results_tables, write_markdown
 from benchmarks.scale import FULL, QUICK, scale_that_fits
+from benchmarks.stages import FirstLayer, stage_rows
 from benchmarks.store import opened_store
 from objectcache_schemas.limits import GIB, KIB, MIB
 
@@ -82,8 +85,57 @@ def test_without_fio_there_is_no_best_of_it() -> None:
     assert limit.best_of_fio(Samples()) is None
 
 
-def test_a_round_in_proportion_takes_each_part_at_its_own_rate() -> None:
-    assert in_proportion_s(8 * GIB, 2 * GIB, 4 * GIB, 1 * GIB) == 4.0
+def cell(name: str, seconds: float, before: float = 1.0, after: float = 3.0) -> Cell:
+    """8 GiB, of which a quarter was read from the device, between two rates of it in GiB/s."""
+    read = Round(seconds, 8 * GIB, 2 * GIB, 0, 0)
+    return Cell(name, read, 2.0, before * GIB, after * GIB)
+
+
+def test_what_fits_is_modelled_warm_and_the_rest_at_the_devices_rate_before_and_after() -> None:
+    assert cell(PEER, 8.0).model_s(0.25) == 0.25 * 2.0 + 6 / 2.0
+    assert cell(PEER, 8.0).model_s(1.5) == 2.0
+    assert cell(PEER, 7.0).of_model(0.25) == 0.5
+    assert cell(PEER, 1.0).found == 0.75
+
+
+def pressed_rows() -> dict[str, Row]:
+    opened = {name: Opened(0, "the kernel", {}) for name in (BUDGETED, PEER, DIRECT_ALONE)}
+    cells = [
+        cell(name, seconds, after=after)
+        for after, times in ((3.0, (3.5, 7.0, 14.0)), (1.0, (13.0, 13.0, 13.0)))
+        for name, seconds in zip(opened, times, strict=True)
+    ]
+    rows = pressure_rows(Share(0.25, 8 * GIB, GIB, opened), cells)
+    return {row.name.removeprefix("memory for 25%: "): row for row in rows}
+
+
+def test_a_ratio_is_of_one_round_and_told_with_its_spread() -> None:
+    rows = pressed_rows()
+    assert rows[BUDGETED].ratios == (1.0, 0.5)
+    assert ratio_text(rows[BUDGETED]) == "0.750 (0.50 to 1.00)"
+    assert ratio_text(row("ms", (1.0,))) == "0.500"
+    assert rows[f"{BUDGETED}, against {PEER}, each of its model"].ratios == (2.0, 1.0)
+
+
+def test_the_device_against_itself_says_what_a_claim_has_to_exceed() -> None:
+    noise = pressed_rows()["the device, after a reader against before it"]
+    assert noise.ratios == (3.0, 3.0, 3.0, 1.0, 1.0, 1.0)
+    assert noise.samples == (1.0,) * 6
+
+
+def test_the_stages_of_a_first_layer_add_up_to_the_whole() -> None:
+    get = FirstLayer(whole_s=0.009, client_s=0.001, first_read_s=0.002, ready_s=0.005)
+    assert get.stages_s() == pytest.approx((0.001, 0.002, 0.003, 0.003))
+    rows = list(stage_rows("4 chunks", [get, get]))
+    assert [row.ratio for row in rows] == pytest.approx([1, 1 / 9, 2 / 9, 3 / 9, 3 / 9])
+
+
+def test_tables_are_also_written_as_text_with_the_settings_that_differ(tmp_path: Path) -> None:
+    rows = [row("ms", (1.0,)), replace(row("ms", (2.0,)), settings="page_cache_bytes=0")]
+    text = write_markdown(tmp_path, {"commit": "abc", "machine": "m"}, rows).read_text()
+    assert "| name | 0.500 | limit | 1.00 ms | 1.00 ms |" in text
+    assert "| name [page_cache_bytes=0] | 0.500 | limit | 2.00 ms |" in text
+    assert "commit abc, m, load after " in text
 
 
 def test_buffered_reads_take_the_bytes_of_a_layerwise_delivery_in_its_order(

@@ -36,6 +36,8 @@ def bucket() -> KvBucket:
         ({"compute_window_s": "1"}, "compute_window_s must be"),
         ({"compute_window_s": float("nan")}, "compute_window_s must be"),
         ({"compute_window_s": [1.0]}, "compute_window_s must be"),
+        ({"compute_window_s": True}, "compute_window_s must be"),
+        ({"compute_window_s": 10**400}, "compute_window_s must be"),
         ({"context_tokens": 1}, "context_tokens is 1, but chunk_keys alone hold"),
         ({"context_tokens": 0}, "context_tokens must be a whole number, 1 or more, got 0"),
         ({"context_tokens": 4096.0}, "context_tokens must be a whole number"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from objectcache.deliveries.consumption import Consumption, ConsumptionMeter, ConsumptionReports
+from objectcache.deliveries.feedback import tell_session
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.deliveries.learned_windows import (
     DELIVERIES_MAX,
@@ -13,6 +16,7 @@ from objectcache.deliveries.learned_windows import (
     FetchShape,
     LearnedWindows,
 )
+from objectcache_schemas.target_messages import LayersConsumed
 
 
 def given(meter: ConsumptionMeter, layer: int, begins_s: float, ends_s: float) -> object:
@@ -77,7 +81,7 @@ def test_an_engine_that_tells_by_itself_is_not_second_guessed() -> None:
     assert given(meter, 1, 2.0, 3.0) is None
     assert given(meter, 3, 4.0, 5.0) is None
     assert meter.closed(9.0) is None
-    assert meter.told(1, 0.125, 3.0, 9.0) == Consumption(2, 0.125, 1.5)
+    assert meter.told(1, 0.125, 3.0, 9.0) == Consumption(2, 0.125, 1.5, is_measured=True)
 
 
 def test_an_engine_may_announce_that_it_will_tell() -> None:
@@ -117,10 +121,10 @@ def test_a_report_of_a_layer_that_has_not_arrived_is_ignored() -> None:
     reports.consumed(1, 0.25)
     assert heard == []
     reports.consumed(0, 0.25)
-    assert heard == [Consumption(1, 0.25)]
+    assert heard == [Consumption(1, 0.25, is_measured=True)]
 
 
-def test_nothing_is_told_of_a_closed_delivery_and_its_end_is_told_once() -> None:
+def test_nothing_is_deduced_of_a_closed_delivery_and_its_end_is_told_once() -> None:
     heard: list[Consumption] = []
     ends: list[str] = []
     progress = LayerProgress(0, 2)
@@ -132,9 +136,65 @@ def test_nothing_is_told_of_a_closed_delivery_and_its_end_is_told_once() -> None
     for _ in range(2):
         reports.close()
     assert [told.end_layer for told in heard] == [1, 2]
-    reports.consumed(1, 0.5)
     reports.wait_begins(1)
     assert ([told.end_layer for told in heard], ends) == ([1, 2], ["closed"])
+
+
+def test_a_gpu_that_is_behind_the_close_is_heard_and_nothing_is_deduced() -> None:
+    heard: list[Consumption] = []
+    progress = LayerProgress(0, 2)
+    progress.advance(2)
+    reports = ConsumptionReports(progress, heard.append)
+    reports.report_explicitly()
+    for layer in (0, 1):
+        reports.wait_begins(layer)
+        reports.wait_ended(layer)
+    reports.close()
+    assert heard == []
+    reports.consumed(1, 0.5)
+    assert [(told.end_layer, told.compute_s) for told in heard] == [(2, 0.5)]
+
+
+class FakeSession:
+    """A session that only listens."""
+
+    def __init__(self) -> None:
+        self.told: list[LayersConsumed] = []
+
+    def tell(self, message: LayersConsumed) -> None:
+        self.told.append(message)
+
+
+LAYER_BYTES = 40_000_000  # a copy takes 10 ms at the slowest
+
+
+def told_s(compute_s: float, *, layer_bytes: int, is_measured: bool) -> float:
+    """What the server hears of a layer that took so long."""
+    session: Any = FakeSession()
+    progress = LayerProgress(0, 1)
+    progress.advance(1)
+    reports = tell_session(progress, session, 7, layer_bytes)
+    reports._tell(Consumption(1, compute_s, None, is_measured))
+    (message,) = session.told
+    assert (message.tag, message.end_layer) == (7, 1)
+    heard_s: float = message.compute_s
+    return heard_s
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "is_measured", "heard_s"),
+    [
+        (0.011, False, 0.011),
+        (0.003, False, 0.0),  # 13 GB/s: a memcpy
+        (0.003, True, 0.003),  # a GPU's own time
+        (1e-7, True, 0.0),  # 400 TB/s
+    ],
+)
+def test_the_time_of_a_copy_is_told_only_by_an_engine_that_measured_it(
+    compute_s: float, is_measured: bool, heard_s: float
+) -> None:
+    heard = told_s(compute_s, layer_bytes=LAYER_BYTES, is_measured=is_measured)
+    assert heard == heard_s
 
 
 SHAPE = FetchShape("b", 5, None)

@@ -356,6 +356,28 @@ def test_the_server_learns_by_itself_from_deliveries_into_shared_memory(
         assert [get.descriptor.compute_window_s for get in gets] == [None, None]
 
 
+def test_a_consumer_of_the_whole_says_nothing_of_its_pace(server: SharedServer) -> None:
+    with server.client() as client:
+        with bucket_of(client).fetch(KEYS, compute_window_s=0.0) as delivery:
+            playing = server.next_get()
+            playing.finish(payload_of(5))
+            for layer in delivery.layers:
+                delivery.wait_layer(layer)
+        with bucket_of(client).fetch(KEYS) as delivery:
+            server.next_get().finish(payload_of(5))
+            delivery.wait()
+        (last,) = heard(server, 1)
+        assert last.tag != playing.target.tag
+
+
+def test_what_a_consumer_of_the_whole_took_is_sent_with_no_later_request() -> None:
+    with FakeGateway(serve_body) as gateway, gateway.client() as client:
+        for _ in range(3):
+            fetch_once(bucket_of(client), KEYS, 0.25, compute_window_s=0.0)
+        fetch_once(bucket_of(client), KEYS, None)
+        assert windows_of(gateway) == [0.0, 0.0, 0.0, None]
+
+
 # --- spans ---------------------------------------------------------------------------------------
 
 

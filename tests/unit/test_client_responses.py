@@ -75,9 +75,25 @@ def test_details_come_from_elements_and_retry_after() -> None:
 def test_an_answer_without_an_s3_error_is_judged_by_its_status(
     status: int, error_class: type[ObjectCacheError]
 ) -> None:
-    error = error_of(status, b"<html>a proxy's page")
+    named = {"server": "nginx/1.27", "content-type": "text/html"}
+    error = parse_error(status, named.get, b"<html>a proxy's page", "http://h:1")
     assert type(error) is error_class
-    assert str(status) in error.message
+    assert error.message == (
+        f"HTTP status {status} without an S3 error: http://h:1 answered, but not as S3: a server "
+        "that calls itself 'nginx/1.27' sent text/html; is the endpoint right?"
+    )
+
+
+def test_the_admin_api_is_known_by_its_header() -> None:
+    named = {"x-objectcache-admin-api": "1", "server": "ObjectCache-admin"}
+    error = parse_error(404, named.get, b'{"code": "NoSuchEntity"}', "http://h:9001")
+    assert isinstance(error, InvalidRequest)
+    assert error.message.startswith("http://h:9001 answered, but not as S3: it is ObjectCache's")
+
+
+def test_who_has_no_name_and_sends_nothing_is_told_so() -> None:
+    assert "has no name sent nothing" in error_of(404, b"").message
+    assert "is a gateway of ObjectCache" in error_of(404, b"", server="ObjectCache").message
 
 
 def test_an_unknown_code_is_told_and_judged_by_its_status() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compare.cells import FULL, JUDGED, LLAMA, MLA, QUICK, Cell
+from benchmarks.compare.grid import grid_lines
 from benchmarks.compare.limits import Limits
 from benchmarks.compare.rows import Judgement, Row, Sample, judge
 from benchmarks.compare.table import markdown, write_json
@@ -30,6 +31,16 @@ from objectcache_schemas.limits import MIB
 def _row(way: Way, first_s: float, last_s: float, cell: Cell = JUDGED, times: int = 1) -> Row:
     between = (first_s,) * (cell.model.num_layers - 1)
     return Row(cell, way, (Sample((*between, last_s), 1.0, 2.0),) * times)
+
+
+def test_the_grid_has_our_first_layers_of_the_peers_and_says_what_was_not_measured() -> None:
+    rows = [
+        _row(SHARED_MEMORY, 0.002, 0.05),
+        Row(JUDGED, BODY, (), "failed"),
+        _row(MOONCAKE_LAYERS, 0.004, 0.5),
+    ]
+    line = list(grid_lines(rows))[2]
+    assert line == f"| {JUDGED} | 256 | 2.00 (0.50) | - | - | 4.00 | 50.0 | - | - | 500 |"
 
 
 def test_a_cell_has_the_bytes_of_its_model() -> None:

@@ -29,7 +29,9 @@ from tests.unit.test_compute_profiles import HEADER, TABLE_A8
 CHUNK_TOKENS, CHUNKS, CONTEXT_TOKENS = 64, 32, 4096  # half of the context is cached
 PLAIN = Descriptor(("k",), 32, CHUNK_TOKENS, 4096 * CHUNK_TOKENS)
 MINE, BUCKET = "alice", "bucket"
-SHAPE = delivery_shape(BUCKET, 32, 2048, 4096)
+SHAPE = delivery_shape(BUCKET, "", 32, 2048, 2048)
+LAYER_BYTES = CHUNKS * PLAIN.per_layer_chunk_bytes
+DISBELIEVED = WindowSource.DISBELIEVED
 NOBODY_KNOWS = Window(None, WindowSource.NONE)
 
 
@@ -52,7 +54,32 @@ def test_the_descriptors_window_counts_before_all_others(finder: WindowFinder) -
     asked = replace(PLAIN, compute_window_s=0.003, model="llama", context_tokens=CONTEXT_TOKENS)
     learn(finder, asked, 0.001, TIMES_MIN)
     assert find(finder, asked, "llama") == Window(0.003, WindowSource.DESCRIPTOR)
-    assert find(finder, replace(asked, compute_window_s=0.0)).compute_window_s == 0.0
+
+
+def test_a_window_of_nothing_says_that_the_whole_is_wanted(finder: WindowFinder) -> None:
+    asked = replace(PLAIN, compute_window_s=0.0, model="llama", context_tokens=CONTEXT_TOKENS)
+    learn(finder, asked, 0.001, TIMES_MIN)
+    assert find(finder, asked, "llama") == Window(None, WindowSource.WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("told_s", "is_believed"),
+    [(1e-9, False), (LAYER_BYTES / 50e9, True), (LAYER_BYTES / 20e12, True)],
+    ids=["nonsense", "64K of context with 99 % of it cached", "the fastest memory"],
+)
+def test_a_told_window_is_believed_down_to_the_speed_of_a_devices_memory(
+    finder: WindowFinder, told_s: float, is_believed: bool
+) -> None:
+    found = find(finder, replace(PLAIN, compute_window_s=told_s))
+    expected = (told_s, WindowSource.DESCRIPTOR) if is_believed else (None, DISBELIEVED)
+    assert found == Window(*expected)
+
+
+def test_what_was_learned_is_believed_where_it_is_slower_than_a_copy(finder: WindowFinder) -> None:
+    learn(finder, PLAIN, LAYER_BYTES / 12.6e9, TIMES_MIN)  # a memcpy, as it was seen
+    assert find(finder, PLAIN) == Window(None, DISBELIEVED)
+    learn(finder, PLAIN, LAYER_BYTES / 2e9, TIMES_KEPT)
+    assert find(finder, PLAIN) == Window(LAYER_BYTES / 2e9, WindowSource.LEARNED)
 
 
 def test_the_profile_of_the_model_counts_before_that_of_the_layout(
@@ -67,17 +94,43 @@ def test_the_profile_of_the_model_counts_before_that_of_the_layout(
     assert find(finder, asked, "another") == NOBODY_KNOWS
 
 
+def test_the_requests_fingerprint_leads_to_a_profile_where_there_is_one(
+    finder: WindowFinder, tmp_path: Path
+) -> None:
+    (tmp_path / "layout.csv").write_text(f"{HEADER}\n4K,0.5,2048,185,7,1\n")
+    asked = replace(PLAIN, context_tokens=CONTEXT_TOKENS, fingerprint="llama")
+    assert find(finder, asked).compute_window_s == pytest.approx(0.00579)
+    assert find(finder, asked, "layout").compute_window_s == pytest.approx(0.00579)
+    unknown = replace(asked, fingerprint="mistral-tp8")
+    assert find(finder, unknown) == NOBODY_KNOWS
+    assert find(finder, unknown, "layout").compute_window_s == pytest.approx(0.007)
+
+
+def test_a_profile_is_asked_for_what_the_step_computes(finder: WindowFinder) -> None:
+    asked = replace(PLAIN, context_tokens=CONTEXT_TOKENS, model="llama", computed_tokens=512)
+    assert find(finder, asked).compute_window_s == pytest.approx(0.00198)
+
+
+def test_what_two_models_of_one_bucket_taught_is_kept_apart(finder: WindowFinder) -> None:
+    small, large = (replace(PLAIN, fingerprint=name) for name in ("small", "large"))
+    learn(finder, small, 0.1, TIMES_MIN)
+    learn(finder, large, 0.4, TIMES_MIN)
+    assert find(finder, small).compute_window_s == 0.1
+    assert find(finder, large).compute_window_s == 0.4
+    assert find(finder, PLAIN) == NOBODY_KNOWS
+
+
 def test_a_profile_counts_before_what_was_learned(finder: WindowFinder) -> None:
     asked = replace(PLAIN, context_tokens=CONTEXT_TOKENS)
-    learn(finder, asked, 0.001, TIMES_MIN)
-    assert find(finder, asked) == Window(0.001, WindowSource.LEARNED)
+    learn(finder, asked, 0.01, TIMES_MIN)
+    assert find(finder, asked) == Window(0.01, WindowSource.LEARNED)
     assert find(finder, asked, "llama").source is WindowSource.PROFILE
 
 
 def test_a_profile_says_nothing_without_the_context(finder: WindowFinder) -> None:
     asked = replace(PLAIN, model="llama")
     assert find(finder, asked) == NOBODY_KNOWS
-    learn(finder, asked, 0.002, TIMES_MIN)
+    learn(finder, asked, 0.02, TIMES_MIN)
     assert find(finder, asked).source is WindowSource.LEARNED
 
 
@@ -152,11 +205,12 @@ def test_layers_that_were_only_copied_are_no_pace() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        delivery_shape("other", 32, 2048, 4096),
-        delivery_shape(BUCKET, 64, 2048, 4096),
-        delivery_shape(BUCKET, 32, 3072, 4096),
-        delivery_shape(BUCKET, 32, 2048, 8192),
-        delivery_shape(BUCKET, 32, 2048, None),
+        delivery_shape("other", "", 32, 2048, 2048),
+        delivery_shape(BUCKET, "", 64, 2048, 2048),
+        delivery_shape(BUCKET, "", 32, 3072, 2048),
+        delivery_shape(BUCKET, "", 32, 2048, 4096),
+        delivery_shape(BUCKET, "llama", 32, 2048, 2048),
+        delivery_shape(BUCKET, "", 32, 2048, None),
     ],
 )
 def test_another_shape_learns_by_itself(other: object) -> None:
@@ -164,7 +218,7 @@ def test_another_shape_learns_by_itself(other: object) -> None:
     for _ in range(TIMES_MIN):
         windows.learn(MINE, SHAPE, 0.004)
     assert windows.window_s(MINE, other) is None  # type: ignore[arg-type]
-    assert delivery_shape(BUCKET, 32, 2060, 4100) == SHAPE  # nearly the same
+    assert delivery_shape(BUCKET, "", 32, 2060, 2040) == SHAPE  # nearly the same
 
 
 def test_an_identity_hears_nothing_of_what_another_said() -> None:
@@ -179,14 +233,14 @@ def test_whoever_has_many_shapes_crowds_out_only_its_own() -> None:
     for _ in range(TIMES_MIN):
         windows.learn(MINE, SHAPE, 0.004)
     for number in range(2 * SHAPES_MAX):
-        windows.learn("mallory", delivery_shape(str(number), 32, 2048, None), 0.001)
+        windows.learn("mallory", delivery_shape(str(number), "", 32, 2048, None), 0.001)
     assert windows.window_s(MINE, SHAPE) == 0.004
     assert repr(windows) == f"<LearnedWindows {SHAPES_MAX}/{SHAPES_MAX} shapes>"
 
 
 def test_the_least_recently_used_shape_is_forgotten_first() -> None:
     windows = LearnedWindows()
-    shapes = [delivery_shape(str(number), 32, 2048, None) for number in range(SHAPES_MAX + 1)]
+    shapes = [delivery_shape(str(number), "", 32, 2048, None) for number in range(SHAPES_MAX + 1)]
     for shape in shapes[:-1]:
         for _ in range(TIMES_MIN):
             windows.learn(MINE, shape, 0.004)

@@ -37,11 +37,34 @@ def test_a_wrong_setting_is_refused_by_its_name(name: str, value: object) -> Non
         StoreConfiguration.from_mapping({**GIVEN, name: value}, {})
 
 
+@pytest.mark.parametrize(
+    ("transport", "remedy"),
+    [
+        ("nixl", "nixl_cu12 is not installed in this environment: pip install --no-deps nixl-cu12"),
+        ("verbs", "pyverbs is not installed in this environment: install the system's package"),
+    ],
+)
+def test_a_fabric_whose_library_is_missing_is_refused_at_the_start_with_the_remedy(
+    transport: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InvalidRequest, match=f"'transport' is '{transport}', and {remedy}") as told:
+        StoreConfiguration.from_mapping({**GIVEN, "transport": transport}, {})
+    assert "or set 'transport' to 'auto'" in told.value.message
+
+
 @pytest.mark.parametrize("name", sorted(GIVEN))
 def test_what_is_missing_is_named_with_its_variable(name: str) -> None:
     rest = {key: value for key, value in GIVEN.items() if key != name}
     with pytest.raises(InvalidRequest, match=f"OBJECTCACHE_{name.upper()}"):
         StoreConfiguration.from_mapping(rest, {})
+
+
+@pytest.mark.parametrize("name", ["credentials_file", "ca_file"])
+def test_a_file_that_is_not_there_is_named_with_its_setting(name: str, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(InvalidRequest, match=rf"'{name}': .*{missing}: No such file"):
+        StoreConfiguration.from_mapping({**GIVEN, name: str(missing)}, {}).connect()
 
 
 def test_the_devices_of_a_fabric_are_the_clients() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import random
@@ -19,8 +20,8 @@ from objectcache.connectors.configuration import LOAD_BYTES_MAX, StoreConfigurat
 from objectcache.connectors.load_budget import LoadBudget
 from objectcache.connectors.outage import Outage
 from objectcache.connectors.sglang.staging import Staging
-from objectcache.connectors.vllm.loads import Loads
 from objectcache.connectors.vllm.plans import LoadPlan
+from objectcache.connectors.vllm.worker.loads import Loads
 from objectcache.memory.landing import Landing
 from objectcache.memory.memory_file import file_bytes_for
 from objectcache.memory.target_pool import MemoryInUse, TargetPool, pool_bytes_for
@@ -238,7 +239,8 @@ def test_memory_for_puts_is_what_the_transport_reads(transport: str, asked: str)
         shared_memory_target=lambda length: make("shared", length),
         fabric_target=lambda length: make("fabric", length),
     )
-    chosen = StoreConfiguration.from_mapping({**GIVEN, "transport": transport}, {})
+    given = StoreConfiguration.from_mapping(GIVEN, {})
+    chosen = dataclasses.replace(given, transport=transport)  # the fabrics' packages or not
     staging = Staging(chosen.put_memory(client), 4096)
     with staging.memory() as memory:
         assert len(memory) == 4096

@@ -12,6 +12,7 @@ from objectcache_schemas.target_messages import LayersConsumed
 from objectcache_storage_server.connections import target_gets
 from objectcache_storage_server.connections.consumption import ConsumptionWatch
 from objectcache_storage_server.connections.running import RunningDelivery
+from tests.integration.served import wait_until
 from tests.unit.test_get_cleanup import CHUNK, Gets, getting
 
 
@@ -39,6 +40,14 @@ class Kept:
             sum(one() is not None for one in self.deliveries),
         )
 
+    async def come_to(self, watches: int, deliveries: int) -> None:
+        """So many live, at once or when the thread that read the last bytes has let go of them."""
+        await asyncio.to_thread(
+            wait_until,
+            lambda: self.counts() == (watches, deliveries),
+            f"{watches} watches and {deliveries} deliveries to be left",
+        )
+
 
 async def delivered(one: Gets) -> None:
     """One whole delivery, always with the tag 1; its turn of the loop after the end included."""
@@ -55,7 +64,7 @@ async def test_a_whole_delivery_is_let_go_while_its_consumption_is_awaited(
     kept = Kept(monkeypatch)
     async with getting() as one:
         await delivered(one)
-        assert kept.counts() == (1, 0)
+        await kept.come_to(watches=1, deliveries=0)
         one.session.consumed(LayersConsumed(tag=1, end_layer=1, compute_s=0.001))
         assert kept.counts() == (1, 0)
         recorder = one.service.traces.latest(1)[0]
@@ -72,7 +81,7 @@ async def test_a_tag_is_watched_for_its_latest_delivery_only(
     async with getting() as one:
         for _ in range(5):
             await delivered(one)
-            assert kept.counts() == (1, 0)
+            await kept.come_to(watches=1, deliveries=0)
 
 
 @pytest.mark.asyncio
@@ -83,7 +92,6 @@ async def test_with_its_session_nothing_is_awaited_any_more(
     async with getting() as one:
         await delivered(one)
         await one.session.stop()
-        await asyncio.sleep(0)
-        assert kept.counts() == (0, 0)
+        await kept.come_to(watches=0, deliveries=0)
         await delivered(one)  # of a session that has ended nothing is heard
-        assert kept.counts() == (0, 0)
+        await kept.come_to(watches=0, deliveries=0)

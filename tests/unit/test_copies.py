@@ -18,7 +18,12 @@ from objectcache_schemas.messages import (
     Upload,
 )
 from objectcache_schemas.records import BucketInfo, ObjectAttributes
-from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
+from objectcache_schemas.settings import (
+    SchedulerSettings,
+    ServerSettings,
+    Settings,
+    StorageSettings,
+)
 from objectcache_storage_server import multipart
 from objectcache_storage_server.connections.copies import complete, copy_object, copy_part
 from objectcache_storage_server.connections.uploads import answer_upload, count_part, count_uploads
@@ -37,8 +42,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
     engine.create_bucket(BUCKET)
     settings = Settings(
         server=ServerSettings(data_dir=str(tmp_path)),
-        storage=StorageSettings(puts_max=2, tenant_put_share_max=1.0),
+        storage=StorageSettings(puts_max=2),
         limits=Limits(object_bytes_max=OBJECT_BYTES_MAX),
+        scheduler=SchedulerSettings(queue_max=0),
     )
     opened = Service(settings, engine)
     yield opened
@@ -108,15 +114,15 @@ async def test_copies_and_joins_that_copy_take_places_of_puts(service: Service) 
         parts=((1, part.info.etag),),
         identity="alice",
     )
-    for _ in range(2):
-        service.admit_put(1, "others")
+    for who in ("others", "more"):
+        await service.put_waits.take(who, 1)
     with pytest.raises(Busy, match=r"storage\.puts_max"):
         await copy_object(service, copying("source"))
     with pytest.raises(Busy, match=r"storage\.puts_max"):
         await copy_part(service, part_of(upload_id, 10))
     with pytest.raises(Busy, match=r"storage\.puts_max"):
         await complete(service, joined)
-    service.end_put(1, "others")
+    service.put_waits.give_back("others", 1)
     await copy_object(service, copying("source"))
     assert (await complete(service, joined)).info.size_bytes == 10
     assert service.puts_running == 1

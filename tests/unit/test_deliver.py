@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,12 +12,12 @@ import pytest
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.deliver import Delivery, DeliveryState
+from objectcache_storage_server.deliver import YIELD_S_MAX, Delivery, DeliveryState
 from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import OpenObjects, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.plan import Fragment, plan_chunks
-from objectcache_storage_server.scheduling.scheduler import Scheduler
+from objectcache_storage_server.scheduling.scheduler import Grant, Scheduler, Wait
 from objectcache_storage_server.transports.memory import MemoryTransport
 from tests.schedules import a_configuration, a_recorder, a_scheduler, demand_of
 
@@ -95,6 +96,62 @@ def in_thread(action: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=action)
     thread.start()
     return thread
+
+
+# --- yielding ---
+
+
+def yields_of(monkeypatch: pytest.MonkeyPatch, layers: int, yielding: Callable[[], None]) -> int:
+    """How often a delivery of so many layers yields, `yielding` each time; never before its first
+    announcement.
+    """
+    events: list[str] = []
+
+    def yield_once() -> None:
+        events.append("yield")
+        yielding()
+
+    monkeypatch.setattr("os.sched_yield", yield_once)
+
+    class Told(MemoryTransport):
+        def announce(self, end_layer: int) -> None:
+            events.append("announce")
+
+    engine = MemoryEngine()
+    engine.create_bucket(BucketInfo(name="b", owner="root", region="", created_s=0.0))
+    staged = engine.stage("b", "k", SLICE)
+    staged.write_at(0, memoryview(bytes(layers * SLICE)))
+    engine.commit([StagedPut(staged, "e")])
+    opened = engine.open_many("b", ["k"])
+    descriptor = Descriptor(("k",), layers, 16, SLICE, DeliveryMode.LAYERWISE)
+    plan = plan_chunks(descriptor, opened.placements(), DeliveryMode.LAYERWISE, SLICE)
+    delivery = Delivery(plan, opened, Told(layers * SLICE), lambda _: None, a_recorder())
+    while (fragment := delivery.take()) is not None:
+        delivery.execute(fragment)
+    assert events[0] == "announce"
+    assert events.count("announce") == layers
+    return events.count("yield")
+
+
+def nobody_runs() -> None:
+    """Nobody else wants the processor."""
+
+
+def somebody_runs() -> None:
+    """For more than half of what a delivery gives away."""
+    until_s = time.monotonic() + 0.6 * YIELD_S_MAX
+    while time.monotonic() < until_s:
+        pass
+
+
+def test_readers_yield_between_the_first_announcement_and_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert [yields_of(monkeypatch, layers, nobody_runs) for layers in (1, 3, 10)] == [0, 2, 9]
+
+
+def test_what_a_delivery_gives_away_to_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert yields_of(monkeypatch, 20, somebody_runs) in (1, 2)  # one, where this test was held up
 
 
 # --- announcing ---
@@ -296,6 +353,35 @@ def test_a_scheduler_that_breaks_costs_neither_a_thread_nor_a_delivery(
     assert scheduler.faults == 0
     faults = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(faults) == 1  # not a line for each
+
+
+class FarScheduler(Scheduler[Delivery]):
+    """Without deliveries it has something to do in more seconds than any clock has."""
+
+    asked: threading.Event
+
+    def next(self, now_s: float) -> Grant[Delivery] | Wait:
+        if self.flows():
+            return super().next(now_s)
+        self.asked.set()
+        return Wait(now_s + 1e30)
+
+
+def test_a_thread_outlives_a_wait_that_is_longer_than_any_clock(threads: list[Dispatcher]) -> None:
+    scheduler = FarScheduler(a_configuration(), 0.0)
+    scheduler.asked = threading.Event()
+    dispatcher = Dispatcher(1, scheduler)
+    threads.append(dispatcher)
+    assert scheduler.asked.wait(BOUND_S)
+    ended = threading.Event()
+
+    def end(delivery: Delivery) -> None:
+        dispatcher.remove(delivery)
+        ended.set()
+
+    delivery = a_delivery(Client(), end)
+    dispatcher.add(delivery, demand_of(delivery.plan))
+    assert ended.wait(BOUND_S)
 
 
 def test_a_delivery_that_breaks_everywhere_leaves_its_threads_to_others(

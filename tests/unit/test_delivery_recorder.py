@@ -180,6 +180,25 @@ def test_a_delivery_under_way_is_shown_up_to_now() -> None:
     assert phases(record.trace())["storage"] == 5.0
 
 
+def test_the_rate_is_the_present_one_and_in_the_end_the_mean_of_those_it_had() -> None:
+    record = recorder()
+    accept(record, 11.0, rate=50.0)
+    accept(record, 13.0, rate=80.0)
+    assert record.trace(14.0).rate_bytes_per_s == 80.0
+    record.ended(14.0, None)
+    assert record.trace().rate_bytes_per_s == pytest.approx((2 * 50 + 1 * 80) / 3)
+    assert record.summary().rate_bytes_per_s == pytest.approx(60.0)
+
+
+def test_the_mean_is_over_the_time_in_which_it_had_a_rate() -> None:
+    record = recorder()
+    accept(record, 11.0)
+    accept(record, 13.0, rate=80.0)
+    accept(record, 14.0)
+    record.ended(20.0, None)
+    assert record.trace().rate_bytes_per_s == pytest.approx(80.0)
+
+
 def test_a_later_acceptance_changes_the_rate_alone() -> None:
     record = recorder()
     accept(record, 11.0, rate=50.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +59,7 @@ def descriptors(draw: st.DrawFn) -> Descriptor:
         draw(st.sampled_from(DeliveryMode)),
         layers,
         draw(st.sampled_from(OnMissing)),
-        draw(st.none() | st.floats(0, 1e6)),
+        draw(st.none() | st.floats(0, 3600)),
         draw(st.none() | st.just(target)),
     )
 
@@ -150,11 +151,18 @@ def test_optional_fields_have_the_documented_defaults_and_binary_keys_become_hex
         ({"compute_window_s": float("nan")}, "compute_window_s"),
         ({"compute_window_s": -1.0}, "compute_window_s"),
         ({"compute_window_s": float("inf")}, "compute_window_s"),
+        ({"compute_window_s": 1e12}, "compute_window_s must be a number of seconds from 0 to 3600"),
         ({"context_tokens": 0}, "context_tokens"),
         ({"context_tokens": 1}, "context_tokens is 1, but chunk_keys alone hold"),
         ({"context_tokens": 1 << 41}, "context_tokens"),
         ({"model": "../../etc/passwd"}, "model must be"),
         ({"model": ""}, "model must be"),
+        ({"fingerprint": ""}, "fingerprint must be 1 to 256 bytes"),
+        ({"fingerprint": "m" * 257}, "fingerprint must be"),
+        ({"fingerprint": "two\nlines"}, "fingerprint must be"),
+        ({"fingerprint": 7}, "fingerprint"),
+        ({"computed_tokens": 0}, "computed_tokens"),
+        ({"computed_tokens": 1 << 41}, "computed_tokens"),
         ({"rate_bytes_per_s": 65_535.0}, "rate_bytes_per_s must be .* 65536 or more"),
         ({"rate_bytes_per_s": float("nan")}, "rate_bytes_per_s"),
         ({"rdma_target": {}}, "rdma_target"),
@@ -179,6 +187,44 @@ def test_a_huge_descriptor_names_the_limit(changes: dict[str, Any], limit: str) 
     with pytest.raises(InvalidRequest, match=limit) as caught:
         Descriptor.from_bytes(msgspec.msgpack.encode(fields(**changes)), LIMITS)
     assert caught.value.code == "DescriptorTooLarge"
+
+
+@pytest.mark.parametrize("count", [16, 65_537])
+def test_too_many_chunks_are_refused_before_any_is_looked_at(count: int) -> None:
+    limits = Limits(chunks_per_descriptor_max=min(count - 1, LIMITS.chunks_per_descriptor_max))
+    invalid = [5, "", {}, []] * (count // 4) + [None] * (count % 4)
+    match = msgspec.msgpack.encode({"v": 1, "chunk_keys": invalid})
+    names = f"chunk_keys names {count} chunks, limits.chunks_per_descriptor_max"
+    with pytest.raises(InvalidRequest, match=names):
+        MatchRequest.keys_from_bytes(match, limits)
+    with pytest.raises(InvalidRequest, match=names):
+        Descriptor.from_bytes(msgspec.msgpack.encode(fields(chunk_keys=invalid)), limits)
+
+
+def _peak_bytes(document: dict[str, Any]) -> int:
+    """Memory that refusing a descriptor takes at most."""
+    data = msgspec.msgpack.encode(document)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest):
+            Descriptor.from_bytes(data, LIMITS, of_put=True)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chunk_keys": [[]] * 1_000_000},
+        {"chunk_keys": ["ab"] * 1_000_000},
+        {"chunk_keys": [[[]] * 1_000_000]},
+        {"chunk_keys": ["a", {number: [] for number in range(300_000)}]},
+        {"parent_key": [[]] * 1_000_000},
+    ],
+)
+def test_what_is_no_key_is_refused_without_being_made(changes: dict[str, Any]) -> None:
+    assert _peak_bytes(fields(**changes)) < 1_000_000
 
 
 def test_more_bytes_than_the_limit_are_refused_unread() -> None:

@@ -288,3 +288,22 @@ async def test_no_place_is_lost_whoever_is_cancelled_when() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         assert (inside, door.running, door.waiting) == (0, 0, 0)
     assert most == 3
+
+
+@pytest.mark.asyncio
+async def test_a_tenant_holds_others_up_while_one_that_has_no_more_waits_for_all_alone() -> None:
+    door = entrance(deliveries_max=2)
+    assert not door.is_held_from_others("a")
+    await door.enter("a")
+    await door.enter("b")
+    assert not door.is_held_from_others("a")
+    waiting = await waiting_task(door, "c")
+    assert door.is_held_from_others("a")
+    assert not door.is_held_from_others("nobody")
+    door.leave("a", 1.0)
+    await waiting
+    own = await waiting_task(door, "c")
+    assert door.is_held_from_others("c")  # its own request waits
+    door.leave("b", 1.0)
+    own.cancel()
+    await asyncio.gather(own, return_exceptions=True)

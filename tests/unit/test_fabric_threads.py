@@ -1,4 +1,4 @@
-"""Threads for what waits for clients: an identity has a few, and others are not held up."""
+"""Threads for what waits for clients: an identity has a share, and others are not held up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEADLINE_S = 20.0
 async def test_an_identity_that_stands_still_keeps_neither_others_nor_other_threads_waiting() -> (
     None
 ):
-    threads, go_on = FabricThreads(threads=4, per_identity_max=2), threading.Event()
+    threads, go_on = FabricThreads(9, threads=4), threading.Event()
     begun = threading.Semaphore(0)
 
     def stand_still() -> None:
@@ -26,11 +26,11 @@ async def test_an_identity_that_stands_still_keeps_neither_others_nor_other_thre
     stopped = [asyncio.create_task(threads.start("alice", stand_still)) for _ in range(5)]
     try:
         async with asyncio.timeout(DEADLINE_S):
-            for _ in range(2):
+            for _ in range(3):
                 assert await asyncio.to_thread(begun.acquire, True, DEADLINE_S)
             assert await (await threads.start("bob", threading.get_ident))
             assert await asyncio.to_thread(threading.get_ident)  # the loop's own are free
-        assert [task.done() for task in stopped] == [True, True, False, False, False]
+        assert [task.done() for task in stopped] == [True, True, True, False, False]
         assert not begun.acquire(blocking=False)
         stopped[4].cancel()  # whoever waits for its turn may leave
     finally:
@@ -43,7 +43,7 @@ async def test_an_identity_that_stands_still_keeps_neither_others_nor_other_thre
 
 @pytest.mark.asyncio
 async def test_a_call_that_nobody_waits_for_any_more_keeps_its_thread_until_it_ends() -> None:
-    threads, go_on = FabricThreads(threads=4, per_identity_max=1), threading.Event()
+    threads, go_on = FabricThreads(9, threads=1), threading.Event()
     first = await threads.start("alice", go_on.wait, DEADLINE_S)
     waiting = asyncio.ensure_future(asyncio.shield(first))
     await asyncio.sleep(0)
@@ -60,8 +60,8 @@ async def test_a_call_that_nobody_waits_for_any_more_keeps_its_thread_until_it_e
 
 @pytest.mark.asyncio
 async def test_a_call_that_fails_gives_its_thread_back() -> None:
-    threads = FabricThreads(per_identity_max=1)
+    threads = FabricThreads(9, threads=1)
     for _ in range(3):
         with pytest.raises(ValueError, match="invalid literal"):
             await (await threads.start("alice", int, "no number"))
-    assert repr(threads).startswith("<FabricThreads for ")
+    assert repr(threads).startswith("<FabricThreads <LineWaits 0 wait")

@@ -9,13 +9,14 @@ import subprocess
 import pytest
 
 from benchmarks.figures.aggregation import (
-    AGG,
     CHUNK_TOKENS,
     QUICK_CHUNK_TOKENS,
     TCP,
     geometries,
+    of_one_request,
     row_of,
 )
+from benchmarks.figures.carriers import SHARED_MEMORY
 from benchmarks.figures.experiment import NotPossible
 from benchmarks.figures.paper_data import REQUESTS
 from benchmarks.figures.rate_sweep import FACTORS, rows_of, scaled
@@ -37,7 +38,10 @@ def test_chunks_of_every_size_hold_the_same_bytes(scale: int, is_quick: bool) ->
 def test_throughput_is_bytes_over_the_median_time() -> None:
     geometry = Geometry(16, 16)
     row = row_of(geometry, TCP, [0.1, 5.0, 0.2])
-    assert (row.requests, row_of(geometry, AGG, [0.1]).requests) == (16, 1)
+    assert (
+        row.requests,
+        row_of(geometry, of_one_request(SHARED_MEMORY, "layerwise"), [0.1]).requests,
+    ) == (16, 1)
     assert row.payload_mib == geometry.payload_bytes / MIB
     assert row.gbytes_per_s == pytest.approx(geometry.payload_bytes / 0.2e9)
     assert row.gbps == pytest.approx(8 * row.gbytes_per_s)

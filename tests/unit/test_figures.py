@@ -60,6 +60,7 @@ from benchmarks.figures.workload_rows import (
 )
 from benchmarks.figures.workloads import WorkloadsExperiment
 from objectcache_schemas.limits import BYTES_PER_GBIT, KIB, MIB
+from objectcache_schemas.schedule import PolicyName
 
 SCALE = 16
 
@@ -96,7 +97,7 @@ def test_caps_and_margins_are_scaled_and_windows_are_not() -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("policy", POLICIES[:-1])
-def test_scaled_rates_are_those_of_the_paper(name: str, policy: str) -> None:
+def test_scaled_rates_are_those_of_the_paper(name: str, policy: PolicyName) -> None:
     paper = WORKLOADS[name]
     requests = [ScaledRequest(request, SCALE) for request in paper.requests]
     rates = [
@@ -222,7 +223,7 @@ def a_measured_workload(name: str) -> list[WorkloadRow]:
     for policy in POLICIES:
         bases_s[policy] = alone_s if policy == "stall_dynamic" else waited_s
     added_s = {policy: 2.0 / (2**number) for number, policy in enumerate(POLICIES)}
-    measured: dict[str, Runs] = {}
+    measured: dict[PolicyName, Runs] = {}
     for policy in POLICIES:
         runs = [
             Run(tuple(Measured(bases_s[policy][name] + a_s, 1e8, 1e8) for name in alone_s))
@@ -333,7 +334,7 @@ def test_the_rate_of_a_served_path_is_told_at_the_papers_sizes() -> None:
     assert rows[OPTIMAL].effective_gbps is None
     notes = OverheadExperiment().notes(list(rows.values()))
     assert "at 256 Gbps of the paper's sizes: " in notes[0]
-    assert "S3Agg-LW, 100 Gbps" in notes[1]
+    assert "paced to 100 Gbps over the scale (paper: S3Agg-LW)" in notes[1]
     assert "at 96 Gbps of the paper's sizes: no goal" in notes[1]
 
 
@@ -363,14 +364,14 @@ PHASES_MS = {"storage": 0.5, "network": 0.25, "control_plane": 1.0}
 
 def test_the_share_of_the_control_plane_is_told_of_small_objects_that_were_traced() -> None:
     rows = [
-        path_row("S3RDMA Direct", 64, 1, [0.004, 0.001, 0.002], 0.01, PHASES_MS),
-        path_row("S3RDMA Direct", 64, 8, [0.004], 0.01, {}),
-        path_row("S3RDMA Direct", 4096, 1, [0.004], 0.01, PHASES_MS),
+        path_row("shared memory", 64, 1, [0.004, 0.001, 0.002], 0.01, PHASES_MS),
+        path_row("shared memory", 64, 8, [0.004], 0.01, {}),
+        path_row("shared memory", 4096, 1, [0.004], 0.01, PHASES_MS),
     ]
     assert (rows[0].request_ms, rows[0].p99_ms, rows[0].network_ms) == (2.0, 4.0, 0.25)
     assert rows[0].gbytes_per_s == 3 * 65536 / 0.01 / 1e9
     assert OneObjectExperiment().notes(rows) == [
-        "S3RDMA Direct, 64 KiB: 50% of 2.00 ms are the control plane's"
+        "shared memory, 64 KiB: 50% of 2.00 ms are the control plane's"
     ]
 
 
@@ -388,7 +389,7 @@ def test_every_figure_is_drawn(tmp_path: Path) -> None:
     ]
     objects = [
         path_row(path, object_kib, concurrency, [0.002, 0.001, 0.004], 0.01, phases)
-        for path, phases in (("S3TCP", {}), ("S3RDMA Direct, NIXL", PHASES_MS))
+        for path, phases in (("HTTP bodies", {}), ("shared memory", PHASES_MS))
         for object_kib in (64, 4096)
         for concurrency in (1, 8)
     ]

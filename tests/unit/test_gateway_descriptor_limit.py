@@ -1,20 +1,34 @@
-"""What the gateway says at its start about file descriptors."""
+"""What the gateway makes of the file descriptors that it may have."""
 
 from __future__ import annotations
 
 import logging
+import sys
 
 import pytest
 
-from objectcache_gateway.__main__ import OTHER_DESCRIPTORS, warn_of_descriptor_limit
-from objectcache_schemas.settings import GatewaySettings
+from objectcache_gateway.__main__ import OTHER_DESCRIPTORS, connections_that_fit
+from objectcache_schemas.settings import GatewaySettings, Settings, StorageSettings
+
+SETTINGS = Settings(
+    gateway=GatewaySettings(connections_max=100, storage_connections_max=20),
+    storage=StorageSettings(sessions_max=10),
+)
+ENOUGH = 100 + 20 + 10 + OTHER_DESCRIPTORS
 
 
-@pytest.mark.parametrize(("missing", "warnings"), [(0, 0), (1, 1)])
-def test_a_limit_that_cannot_carry_the_connections_is_warned_of(
-    caplog: pytest.LogCaptureFixture, missing: int, warnings: int
+@pytest.mark.parametrize(
+    ("descriptors_max", "fitting", "warnings"),
+    [
+        (sys.maxsize, 100, 0),
+        (ENOUGH, 100, 0),
+        (ENOUGH - 1, 99, 1),
+        (ENOUGH - 90, 26, 1),  # a quarter at least
+    ],
+)
+def test_connections_that_descriptors_do_not_suffice_for_are_not_allowed_and_warned_of(
+    caplog: pytest.LogCaptureFixture, descriptors_max: int, fitting: int, warnings: int
 ) -> None:
-    gateway = GatewaySettings(connections_max=100, storage_connections_max=20)
     with caplog.at_level(logging.WARNING):
-        warn_of_descriptor_limit(120 + OTHER_DESCRIPTORS - missing, gateway)
+        assert connections_that_fit(descriptors_max, SETTINGS) == fitting
     assert len(caplog.records) == warnings

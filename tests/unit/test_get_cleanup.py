@@ -126,6 +126,7 @@ class Gets:
             "grants": service.pool.promised_bytes,
             "flows": service.schedule_state().delivery_count,
             "running": service.entrance.running,
+            "watched": service.slow_bodies.watched + service.slow_puts.watched,
             "leases": self.target.leases,
             "pins": self.engine.pins,
         }

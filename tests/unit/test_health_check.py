@@ -19,6 +19,7 @@ class Storage:
         self.asked = 0
         self.error: Exception | None = None
         self.draining = False
+        self.flush_failure = ""
 
     async def ask(self, _: GetHealth) -> Health:
         self.asked += 1
@@ -31,6 +32,7 @@ class Storage:
             in_flight_bytes=0,
             damaged_count=0,
             draining=self.draining,
+            flush_failure=self.flush_failure,
         )
 
     def check(self) -> HealthCheck:
@@ -71,3 +73,12 @@ async def test_a_server_that_drains_is_not_healthy_and_a_busy_one_is() -> None:
     assert await storage.check().state() == (503, {"status": "draining", "engine": "memory"})
     storage.error = Busy("all connections are in use")
     assert await storage.check().state() == (200, {"status": "busy"})
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_takes_no_changes_still_serves_and_says_so() -> None:
+    storage = Storage()
+    storage.flush_failure = "the index could not be flushed"
+    status, body = await storage.check().state()
+    assert (status, body["status"]) == (200, "read_only")
+    assert body["message"] == storage.flush_failure

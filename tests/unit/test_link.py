@@ -46,6 +46,17 @@ def test_a_change_of_rate_leaves_nothing_to_catch_up() -> None:
     assert pace.next_at_s == 8.0
 
 
+def test_a_turn_keeps_what_is_owed_and_what_was_missed_by_the_byte() -> None:
+    pace = Pace(100.0, 0.5, 0.0)
+    pace.charge(200, 0.0)
+    pace.turn(400.0, 1.0)  # 100 bytes are owed
+    assert pace.next_at_s == pytest.approx(1.25)
+    pace.turn(200.0, 1.5)  # 100 bytes were missed
+    assert pace.next_at_s == pytest.approx(1.0)
+    pace.turn(400.0, 9.0)  # as many as may be caught up: 100
+    assert pace.next_at_s == pytest.approx(8.75)
+
+
 def test_a_pace_without_a_rate_owes_nothing_when_it_gets_one() -> None:
     pace = Pace(math.inf, 0.5, 0.0)
     pace.charge(10**9, 1.0)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +21,7 @@ from objectcache_schemas.listening import (
     passed_descriptors,
     port_of,
 )
+from tests.certificates import Authority
 
 
 @pytest.mark.parametrize(
@@ -24,6 +29,7 @@ from objectcache_schemas.listening import (
     [
         ("127.0.0.1:9000", HostPort("127.0.0.1", 9000)),
         ("[::1]:0", HostPort("::1", 0)),
+        ("[fe80::1%eth0]:1", HostPort("fe80::1%eth0", 1)),
         (":80", HostPort("", 80)),
         ("store-1:65535", HostPort("store-1", 65535)),
     ],
@@ -33,10 +39,34 @@ def test_an_address_is_read_and_shown_as_it_was_given(text: str, address: HostPo
     assert str(address) == text
 
 
-@pytest.mark.parametrize("text", ["", "9000", "host:", "host:65536", "host:-1", "host:٣", "h:9 "])
-def test_what_is_no_address_is_refused_with_the_settings_name(text: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"storage.listen must be host:port"):
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "there is no port"),
+        ("9000", "there is no port; write it as in 127.0.0.1:9000"),
+        ("host:", "'' is no port"),
+        ("host:65536", "'65536' is no port, a number from 0 to 65535"),
+        ("127.0.0.1:99999", "'99999' is no port, a number from 0 to 65535"),
+        ("host:-1", "'-1' is no port"),
+        ("host:٣", "'٣' is no port"),
+        ("h:9 ", "'9 ' is no port"),
+        ("::1:9000", "an IPv6 address stands in brackets, as in [::1]:9000"),
+        ("::", "an IPv6 address stands in brackets"),
+        ("[::1:9000", "[::1 is no IPv6 address in brackets"),
+        ("[host]:9000", "[host] is no IPv6 address in brackets"),
+        ("[::1]", "there is no port; write it as in [::1]:9000"),
+        ("a host:9000", "'a host' is no name or address of a host"),
+        ("http://127.0.0.1:9000", "this is a URL, give its host and port alone"),
+        ("http://127.0.0.1:9000/", "this is a URL"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_the_settings_name_and_the_part_that_is_wrong(
+    text: str, fault: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
         HostPort.parse("storage.listen", text)
+    start = f"storage.listen must be host:port, got {text!r}: "
+    assert caught.value.message.startswith(start + fault)
 
 
 def test_a_port_in_use_is_named() -> None:
@@ -89,6 +119,10 @@ class Named(asyncio.Protocol):
 
     def __init__(self, name: bytes) -> None:
         self._name = name
+        self.ends = 0
+
+    def never_made(self) -> None:
+        self.ends += 1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -103,7 +137,7 @@ class Named(asyncio.Protocol):
 async def test_what_waits_in_the_backlog_is_accepted_before_the_listener_closes() -> None:
     (listener,) = open_listeners(HostPort("127.0.0.1", 0))
     address = listener.getsockname()
-    acceptor = Acceptor([listener], lambda: Named(b"served"), None, 16)
+    acceptor = Acceptor([listener], lambda _: Named(b"served"), None)
     waiting = [socket.create_connection(address) for _ in range(5)]
     acceptor.close()  # the loop has not run since: nothing was accepted before
     assert acceptor.connecting_count == 5
@@ -122,8 +156,8 @@ async def test_what_waits_in_the_backlog_is_accepted_before_the_listener_closes(
 async def test_a_listener_that_is_shared_stays_open_for_the_others() -> None:
     (shared,) = open_listeners(HostPort("127.0.0.1", 0))
     address = shared.getsockname()
-    first = Acceptor([shared.dup()], lambda: Named(b"first"), None, 16)
-    second = Acceptor([shared.dup()], lambda: Named(b"second"), None, 16)
+    first = Acceptor([shared.dup()], lambda _: Named(b"first"), None)
+    second = Acceptor([shared.dup()], lambda _: Named(b"second"), None)
     first.start()
     first.close()
     connected = socket.create_connection(address)  # waits: nobody accepts
@@ -138,14 +172,63 @@ async def test_a_listener_that_is_shared_stays_open_for_the_others() -> None:
 
 
 @pytest.mark.asyncio
-async def test_connections_within_their_handshake_are_bounded() -> None:
+async def test_what_was_accepted_can_be_ended_before_it_is_a_connection(tmp_path: Path) -> None:
     (listener,) = open_listeners(HostPort("127.0.0.1", 0))
-    acceptor = Acceptor([listener], lambda: Named(b"x"), None, 2)
-    waiting = [socket.create_connection(listener.getsockname()) for _ in range(3)]
+    pair = Authority(tmp_path).pair("gateway")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    accepted: list[Callable[[], None]] = []
+    named = Named(b"x")
+
+    def make(give_up: Callable[[], None]) -> Named:
+        accepted.append(give_up)
+        return named
+
+    acceptor = Acceptor([listener], make, context)
+    silent = socket.create_connection(listener.getsockname(), 10.0)
     acceptor.close()
-    assert acceptor.connecting_count == 2
+    await asyncio.sleep(0)
+    accepted[0]()
     await acceptor.connected()
-    refused = await asyncio.get_running_loop().run_in_executor(None, waiting[2].recv, 1)
-    assert refused == b""
-    for connected in waiting:
-        connected.close()
+    assert named.ends == 1
+    assert silent.recv(1) == b""
+    silent.close()
+
+
+@pytest.mark.asyncio
+async def test_an_acceptor_without_descriptors_has_another_connection_ended_and_goes_on() -> None:
+    (listener,) = open_listeners(HostPort("127.0.0.1", 0))
+    address = listener.getsockname()
+    held = [os.dup(listener.fileno())]
+    room_asked = asyncio.Event()
+
+    def make_room() -> bool:
+        room_asked.set()
+        while held:
+            os.close(held.pop())
+        return True
+
+    acceptor = Acceptor([listener], lambda _: Named(b"served"), None, make_room)
+    waiting = socket.create_connection(address, 10.0)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 1, before[1]))
+        while (descriptor := _one_more()) is not None:
+            held.append(descriptor)
+        acceptor.start()
+        await asyncio.wait_for(room_asked.wait(), 10.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    reader, writer = await asyncio.open_connection(sock=waiting)
+    writer.write(b"?")
+    assert await reader.read() == b"served"
+    writer.close()
+    await writer.wait_closed()
+    acceptor.close()
+
+
+def _one_more() -> int | None:
+    try:
+        return os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return None

@@ -12,17 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
+import lmdb
 import pytest
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.records import BucketPolicy, Condition, Durability
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix, StagedPut
+from objectcache_storage_server.engines.local.commit import LocalCommit
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.flusher import DataFlush
 from objectcache_storage_server.engines.local.index import IndexChange
 from objectcache_storage_server.engines.local.records import BucketRow, VersionName
 from objectcache_storage_server.engines.local.space import PutBuffers
+from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
 from objectcache_storage_server.engines.local.volumes.volume import Transfer
 from tests.contract.engine_suite import BUCKET, content, put, read, staged_put
@@ -159,23 +161,107 @@ def test_a_flush_does_not_count_while_one_beside_it_may_have_been_told_of_its_fa
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_told, is_through = threading.Event(), threading.Event()
-    first, second = [(0, 1)], [(1, 1)]
 
     def flush(ranges: Ranges) -> None:
-        if ranges == first:  # has the error of both, and is slow to say so
+        if ranges == [(0, 1)]:  # has the error of both, and is slow to say so
             is_told.set()
             is_through.wait(0.2)  # that the second waits for this one cannot be seen
             fail_with_eio()
 
     monkeypatch.setattr(engine.volume, "flush", flush)
-    data_flush = DataFlush(engine.volume)
+    monkeypatch.setattr(engine.holdings, "ranges", lambda numbers: [(numbers[0], 1)])
     with ThreadPoolExecutor(1) as thread:
-        slow = thread.submit(data_flush.flush, first)
+        slow = thread.submit(engine.flush_extents, [0])
         is_told.wait()
         with pytest.raises(Unavailable):
-            data_flush.flush(second)
+            engine.flush_extents([1])
         is_through.set()
-        assert isinstance(slow.exception(), OSError)
+        assert isinstance(slow.exception(), Unavailable)
+
+
+def test_an_error_of_before_the_start_is_said_of_once_and_ends_nothing(
+    open_engine: Open, fail_next_flush: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine()
+    engine.set_policy(BUCKET.name, ASYNC)
+    monkeypatch.setattr(engine.flusher, "flush", lambda: None)  # as if the power went first
+    put(engine, "key", content("key", 3000))
+    dropped: list[int] = []
+    flush, drop_cache = DataFiles.flush, DataFiles.drop_cache
+
+    def failing_once(volume: DataFiles, ranges: Ranges) -> None:
+        monkeypatch.setattr(DataFiles, "flush", flush)
+        fail_next_flush()
+        flush(volume, ranges)
+
+    def counted(volume: DataFiles, offset_bytes: int, length_bytes: int) -> None:
+        dropped.append(offset_bytes)
+        drop_cache(volume, offset_bytes, length_bytes)
+
+    monkeypatch.setattr(DataFiles, "flush", failing_once)
+    monkeypatch.setattr(DataFiles, "drop_cache", counted)
+    engine = open_engine()
+    assert dropped, "what memory has is no proof that the device has it"
+    assert unflushed(engine) == []
+    assert read(engine, "key") == content("key", 3000)
+    put(engine, "more", content("more", 3000))
+
+
+def test_nothing_counts_where_another_flush_failed_during_a_commit(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = staged_put(engine, "key", content("key", 3000))
+    store = engine._commit_groups.store
+
+    def failing_after(commit: LocalCommit) -> None:
+        store(commit)
+        engine.flush_latch.end("the data", OSError(errno.EIO, "of another"))
+
+    monkeypatch.setattr(engine._commit_groups, "store", failing_after)
+    with pytest.raises(Unavailable, match="restart the server"):
+        engine.commit([staged])
+
+
+def test_the_index_is_flushed_by_its_own_descriptor_and_counts_only_while_all_went_well(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    index = engine.index
+    monkeypatch.setattr(os, "fdatasync", flushed.append)
+    with index.writing(durable=False) as change:
+        change.bucket(BUCKET.name)
+        change.replace_bucket(change.bucket(BUCKET.name).number, BUCKET)
+    index.sync()
+    assert flushed == [index._own_descriptor]
+    engine.flush_latch.end("the index", OSError(errno.EIO, "of another"))
+    with pytest.raises(Unavailable, match="restart the server"):
+        index.sync()
+    assert flushed == [index._own_descriptor], "somebody has synced already"
+
+
+def test_a_commit_without_room_ends_acknowledging_where_a_write_was_lost_beside_it(
+    engine: LocalEngine, fail_next_flush: Callable[[], None]
+) -> None:
+    no_room = lmdb.MapFullError("full")
+    assert not engine.index._is_failed_flush(no_room)
+    fail_next_flush()
+    assert engine.index._is_failed_flush(no_room)
+
+
+def test_a_data_file_that_cannot_be_made_ends_acknowledging_only_where_a_flush_failed(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise PermissionError(errno.EACCES, "as somebody has set it")
+
+    monkeypatch.setattr(engine.volume, "extend", refuse)
+    with pytest.raises(PermissionError):
+        engine.holdings._new_segment()
+    assert engine.flush_latch.failure == ""
+    monkeypatch.setattr(engine.volume, "extend", fail_with_eio)
+    with pytest.raises(Unavailable):
+        engine.holdings._new_segment()
+    assert engine.flush_latch.failure
 
 
 # --- others between a commit and what follows it ---
@@ -266,7 +352,7 @@ def test_memory_for_one_extent_is_enough_for_a_put_of_two(tmp_path: Path) -> Non
 def test_a_put_gathers_each_of_its_extents_in_the_memory_of_the_one_before(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = open_engine(put_buffer_bytes_max=EXTENT_BYTES)
+    engine = open_engine(put_buffer_bytes_max=EXTENT_BYTES, page_cache_bytes=0)
     if DevicePath.DIRECT not in engine.volume.paths:
         pytest.skip("the file system has no direct path")
     write, taken = engine.volume.write, list[DevicePath]()

@@ -85,11 +85,11 @@ class Line:
         assert self._in_line.acquire(timeout=TIMEOUT_S)
         return future
 
-    def release(self) -> None:
-        """Let the first go on, and wait until all have ended."""
+    def release(self) -> BaseException | None:
+        """Let the first go on, and wait until all have ended; returns what the first raised."""
         self._go_on.set()
-        self._first.result(TIMEOUT_S)
         self._pool.shutdown()
+        return self._first.exception()
 
 
 def fail_with_eio(*_: object) -> None:
@@ -106,7 +106,7 @@ def test_puts_that_wait_at_once_share_a_flush_and_a_transaction(
     line = Line(engine, monkeypatch)
     keys = [f"key-{index}" for index in range(5)]
     puts = [line.put(key) for key in keys]
-    line.release()
+    assert line.release() is None
     assert [each.result().info.key for each in puts] == keys
     assert [len(ranges) for ranges in line.flushes] == [1, 5]
     assert len({serial_of(engine, key) for key in keys}) == 1
@@ -121,7 +121,7 @@ def test_what_was_stored_together_is_there_after_the_store_was_opened_again(
     line = Line(engine, monkeypatch)
     for key in ("a", "b", "c"):
         line.put(key)
-    line.release()
+    assert line.release() is None
     allocated_bytes = engine.totals().allocated_bytes
     engine.close()
     again = small_local_engine(tmp_path / "data")
@@ -137,7 +137,7 @@ def test_a_put_that_is_refused_in_a_group_refuses_no_other(
     absent = Condition(absent=True)
     refused = line.put("first", b"other bytes", absent)  # absent until the first was stored
     stored = line.put("second", condition=absent)
-    line.release()
+    assert line.release() is None
     with pytest.raises(PreconditionFailed):
         refused.result()
     assert not stored.result().existed
@@ -152,7 +152,7 @@ def test_puts_of_one_key_are_stored_one_after_the_other(
     line.put("key", b"one")
     line.put("other")
     last = line.put("key", b"two")
-    line.release()
+    assert line.release() is None
     assert last.result().info.size_bytes == 3
     assert read(engine, "key") == b"two"
     assert serial_of(engine, "other") < serial_of(engine, "key")
@@ -165,7 +165,7 @@ def test_a_quota_counts_what_is_stored_in_the_same_group(
     engine.set_policy(BUCKET.name, BucketPolicy(quota_bytes=2 * SIZE_BYTES + 100))
     line = Line(engine, monkeypatch)
     fits, too_much = line.put("fits"), line.put("too-much")
-    line.release()
+    assert line.release() is None
     assert fits.result().info.size_bytes == SIZE_BYTES
     with pytest.raises(StorageFull) as refusal:
         too_much.result()
@@ -187,7 +187,7 @@ def test_what_spoils_a_transaction_for_all_spoils_it_only_for_its_own_put(
     line = Line(engine, monkeypatch)
     monkeypatch.setattr(IndexChange, "add", add_unless_large)
     before, large, after = line.put("before"), line.put("large"), line.put("after")
-    line.release()
+    assert line.release() is None
     assert not before.result().existed
     assert not after.result().existed
     with pytest.raises(StorageFull, match="index is full"):
@@ -208,7 +208,7 @@ def test_an_extent_that_a_group_empties_together_is_free_again(
     line = Line(engine, monkeypatch)
     line.put("a")
     line.put("b")
-    line.release()
+    assert line.release() is None
     assert serial_of(engine, "a") == serial_of(engine, "b")
     assert engine.totals().objects == 3
     assert engine.totals().allocated_bytes == 3 * SIZE_BYTES
@@ -231,7 +231,8 @@ def test_after_a_flush_that_failed_no_put_of_the_group_is_acknowledged(
             sync()
 
         monkeypatch.setattr(engine.index, "sync", sync_first_only)
-    line.release()
+    first_error = line.release()
+    assert first_error is None or isinstance(first_error, Unavailable)  # as it waits for its flush
     for each in puts:
         with pytest.raises(ObjectCacheError):
             each.result()

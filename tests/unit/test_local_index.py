@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from objectcache_schemas.errors import InvalidRequest, NotFound, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import BucketInfo, ObjectInfo
+from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.index import USES_ROWS, IndexChange, LocalIndex
 from objectcache_storage_server.engines.local.long_keys import DIRECT_BYTES
 from objectcache_storage_server.engines.local.records import Version, VersionName, key_hash
@@ -46,10 +47,16 @@ class Store:
         self.folder = folder
         self.bytes_max = bytes_max
         self.damaged: list[str] = []
+        self.flush_latch = FlushLatch()
         self.index = self.opened()
 
     def opened(self) -> LocalIndex:
-        return LocalIndex(self.folder, self.bytes_max, lambda key, reason: self.damaged.append(key))
+        return LocalIndex(
+            self.folder,
+            self.bytes_max,
+            lambda key, reason: self.damaged.append(key),
+            self.flush_latch,
+        )
 
     def reopen(self) -> None:
         self.index.close()

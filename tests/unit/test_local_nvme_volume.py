@@ -422,6 +422,20 @@ def test_a_crash_after_the_superblock_is_written_opens(
     assert [path.name for path in tmp_path.iterdir()] == [FINISHED_NAME]
 
 
+def test_a_superblock_whose_flush_failed_is_written_again(
+    device: EmulatedNvme, tmp_path: FilePath
+) -> None:
+    fail(device, FLUSH, UNRECOVERED_READ_ERROR, 1)
+    with pytest.raises(Unavailable):
+        NvmeVolume(device, tmp_path, SEGMENT_BYTES)
+    device.executed.clear()
+    NvmeVolume(device, tmp_path, SEGMENT_BYTES)
+    written = [opcode for opcode, start, _ in device.executed if opcode != READ]
+    assert written == [WRITE, FLUSH]
+    device.lose_power(1)
+    NvmeVolume(device, tmp_path, SEGMENT_BYTES)
+
+
 def test_a_damaged_superblock_is_refused(device: EmulatedNvme, tmp_path: FilePath) -> None:
     NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     device.blocks[30] ^= 1

@@ -1,12 +1,18 @@
-"""How reads of the two paths are carried out, counted, and followed by a prefetch."""
+"""How reads of the two paths are carried out and counted, and what is to come into memory."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
-from objectcache_storage_server.engines.local.path_use import PathUse
+from objectcache_storage_server.engines.local.path_use import QUIET_S, PathUse
 from objectcache_storage_server.engines.local.upkeep import joined
-from objectcache_storage_server.engines.local.volumes.volume import Path, Transfer, Volume
+from objectcache_storage_server.engines.local.volumes.volume import (
+    BLOCK_BYTES,
+    Path,
+    Transfer,
+    Volume,
+)
 
 
 class HalfResidentVolume(Volume):
@@ -73,19 +79,15 @@ def test_what_is_resident_counts_as_a_hit() -> None:
     assert not use.read_resident(transfer(950))
     counts = use.counts[Path.PAGE_CACHE]
     assert (counts.read_bytes, counts.hit_bytes) == (100, 100)
-    assert use.take_missed(1 << 20) == []
 
 
-def test_what_is_missing_is_read_past_the_page_cache_and_remembered() -> None:
+def test_what_is_missing_is_read_past_the_page_cache() -> None:
     volume = HalfResidentVolume(0, frozenset(Path))
     use = PathUse(volume, "auto")
     use.read_missing([transfer(3000), transfer(1000), transfer(2000)])
     assert volume.asked == [(Path.DIRECT, 3000), (Path.DIRECT, 1000), (Path.DIRECT, 2000)]
     counts = use.counts[Path.PAGE_CACHE]
     assert (counts.read_bytes, counts.hit_bytes) == (300, 0)
-    assert use.take_missed(150) == [(3000, 100), (1000, 100)]
-    assert use.take_missed(150) == [(2000, 100)]
-    assert use.take_missed(150) == []
 
 
 def test_without_a_direct_path_the_page_cache_reads_what_it_lacks() -> None:
@@ -93,7 +95,43 @@ def test_without_a_direct_path_the_page_cache_reads_what_it_lacks() -> None:
     use = PathUse(volume, "auto")
     use.read_missing([transfer(500)])
     assert volume.asked == [(Path.PAGE_CACHE, 500)]
-    assert use.take_missed(1 << 20) == []
+    assert not use.has_direct
+
+
+def test_a_direct_read_of_what_belongs_in_memory_counts_as_a_miss_of_the_page_cache() -> None:
+    use = PathUse(HalfResidentVolume(0, frozenset(Path)), "auto")
+    use.read([transfer(0), transfer(5000)], Path.DIRECT, cold_bytes=100)
+    assert use.counts[Path.PAGE_CACHE].read_bytes == 100
+    assert use.counts[Path.PAGE_CACHE].hit_bytes == 0
+    assert use.counts[Path.DIRECT].read_bytes == 100
+
+
+def test_an_extent_of_which_a_quarter_is_missing_does_not_seem_resident() -> None:
+    extent_bytes = 64 * BLOCK_BYTES
+    use = PathUse(HalfResidentVolume(extent_bytes, frozenset(Path)), "auto")
+    assert use.seems_resident(0, extent_bytes)
+    assert use.seems_resident(extent_bytes - BLOCK_BYTES, BLOCK_BYTES)
+    assert not use.seems_resident(16 * BLOCK_BYTES, extent_bytes)
+
+
+def test_missing_extents_come_in_the_order_in_which_they_were_wanted_each_once() -> None:
+    use = PathUse(HalfResidentVolume(0, frozenset(Path)), "auto")
+    for extent in (5, 3, 5, 9):
+        use.want_resident(extent)
+    assert use.missing_count == 3
+    assert [use.take_missing() for _ in range(4)] == [5, 3, 9, None]
+
+
+def test_the_device_is_quiet_a_while_after_its_last_reader() -> None:
+    use = PathUse(HalfResidentVolume(0, frozenset(Path)), "auto")
+    assert use.is_quiet(time.monotonic())
+    begun_s = time.monotonic()
+    use.read([transfer(0)], Path.DIRECT)
+    assert not use.is_quiet(begun_s)
+    later_s = time.monotonic() + QUIET_S
+    assert use.is_quiet(later_s)
+    with use.fragment(100, Path.DIRECT):
+        assert not use.is_quiet(later_s)
 
 
 def test_ranges_that_touch_or_overlap_are_prefetched_as_one() -> None:

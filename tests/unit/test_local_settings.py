@@ -11,6 +11,7 @@ import pytest
 from objectcache_schemas.errors import InvalidRequest, StorageFull, Unavailable
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import ObjectAttributes
+from objectcache_schemas.settings import load_settings
 from objectcache_storage_server.engines.base import StagedPut
 from objectcache_storage_server.engines.local.compactor import Compactor
 from objectcache_storage_server.engines.local.engine import LocalEngine
@@ -197,3 +198,12 @@ def test_an_nvme_device_that_is_none_is_refused_and_not_touched(store: Store, ki
     engine = store.open()  # the folder serves data files still
     put(engine, "key", b"data")
     assert read(engine, "key") == b"data"
+
+
+@pytest.mark.parametrize("value", ["nvme0n1", "", "on"])
+def test_nvme_block_device_is_a_path_or_one_of_two_words(value: str) -> None:
+    with pytest.raises(InvalidRequest, match="nvme_block_device"):
+        load_settings(None, {}, [f"storage.nvme_block_device={value}"])
+    for good in ("auto", "off", "/dev/nvme0n1"):
+        settings = load_settings(None, {}, [f"storage.nvme_block_device={good}"])
+        assert settings.storage.nvme_block_device == good

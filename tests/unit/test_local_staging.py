@@ -15,6 +15,7 @@ from objectcache_schemas.errors import Busy
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
+from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.holdings import Holdings
 from objectcache_storage_server.engines.local.space import PutBuffers, WriterSpace
@@ -63,7 +64,7 @@ def test_an_object_reads_back_out_of_its_runs_whatever_its_blocks_and_pieces(
     whole = content(tuple(lengths), sum(lengths))
     with tempfile.TemporaryDirectory() as folder:
         volume = open_volume(Path(folder))
-        holdings = Holdings(volume)
+        holdings = Holdings(volume, FlushLatch())
         holdings.load()
         writers = ThreadPoolExecutor(1)
         space = WriterSpace(holdings, lambda _: 0, PutBuffers(1 * MIB), writers)

@@ -16,6 +16,7 @@ from objectcache_schemas.errors import StorageFull
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, Durability
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
+from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local import upkeep
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.holdings import Holdings
@@ -54,7 +55,7 @@ def open_engine(tmp_path: Path) -> Iterator[Open]:
 def holdings(tmp_path: Path) -> Iterator[Holdings]:
     """Of empty data files."""
     volume = DataFiles(tmp_path / "data", SEGMENT_BYTES, 4 * SEGMENT_BYTES, 0, "threads")
-    opened = Holdings(volume)
+    opened = Holdings(volume, FlushLatch())
     opened.load()
     yield opened
     volume.close()
@@ -171,7 +172,7 @@ def test_a_segment_that_cannot_be_given_back_stays_in_use(
 
 def test_a_namespace_keeps_all_of_its_segments(tmp_path: Path) -> None:
     device = EmulatedNvme(8 * MIB)
-    holdings = Holdings(NvmeVolume(device, tmp_path, SEGMENT_BYTES))
+    holdings = Holdings(NvmeVolume(device, tmp_path, SEGMENT_BYTES), FlushLatch())
     holdings.load()
     device.executed.clear()
     holdings.return_free_segments(1)

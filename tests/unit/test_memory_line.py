@@ -1,31 +1,29 @@
-"""Waiting for memory: in order, and whoever leaves leaves nothing behind."""
+"""Waiting for memory: each tenant for its share, and whoever leaves leaves nothing behind."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from collections import deque
-from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.frames import encode_frame
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.messages import ObjectOpened, OpenObject, SendBody
 from objectcache_schemas.settings import SchedulerSettings, ServerSettings, Settings
-from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.connections.body_gets import body_wish
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.gets import serve_object
 from objectcache_storage_server.connections.sockets import ConnectionEnded
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.entrance import Gone
-from objectcache_storage_server.memory_line import MemoryGrants, MemoryLine, MemoryWish, Turn
+from objectcache_storage_server.memory_line import MemoryGrants, MemoryWish, SharedMemory
 from objectcache_storage_server.service import Service
+from objectcache_storage_server.transports.fabric import StagingMemory
 from tests.contract.engine_suite import put
 from tests.unit.test_service import BUCKET, DEADLINE_S, hosted
 
@@ -75,119 +73,41 @@ def test_a_grant_is_what_was_wanted_or_as_many_steps_as_are_free(
     assert pool.promised_bytes == 0
 
 
-# --- who is next ---
+# --- what a tenant is granted ---
 
 
-def test_where_memory_is_free_nobody_waits() -> None:
-    pool = a_pool()
-    line = MemoryLine(pool, 0)
-    assert line.ask(MemoryWish(60, 10), nothing).granted_bytes == 60
-    assert line.ask(MemoryWish(60, 15), nothing).granted_bytes == 30
-    assert (line.waiting, pool.promised_bytes) == (0, 90)
+def test_one_tenant_leaves_memory_to_whoever_comes_next() -> None:
+    memory = SharedMemory(a_pool(640))
+    assert memory.grant("greedy", MemoryWish(600, 20)) == 480
+    assert memory.grant("greedy", MemoryWish(20, 20)) is None
+    assert memory.grant("a", MemoryWish(100, 20)) == 80  # all but the reserve
+    assert memory.grant("b", MemoryWish(100, 20)) is None  # two buffers of the reserve
+    assert memory.grant("b", MemoryWish(100, 10)) == 10  # one step, out of the reserve
+    assert memory.grant("b", MemoryWish(1, 1)) is None
+    assert memory.grant("c", MemoryWish(5, 5)) == 5
+    assert memory.grant("c", MemoryWish(5, 5)) == 5  # together no more than a buffer
+    assert memory.held("greedy") == 480 / 640
 
 
-def test_nobody_overtakes_though_its_wish_would_fit() -> None:
-    pool = a_pool()
-    line = MemoryLine(pool, 10)
-    line.ask(whole(60), nothing)
-    large = line.ask(whole(80), nothing)
-    small = line.ask(whole(10), nothing)
-    line.advance()
-    assert (large.granted_bytes, small.granted_bytes, line.waiting) == (None, None, 2)
-    pool.release(60)
-    line.advance()
-    assert (large.granted_bytes, small.granted_bytes, line.waiting) == (80, 10, 0)
-
-
-def test_whoever_wants_nothing_does_not_wait() -> None:
-    pool = a_pool()
-    line = MemoryLine(pool, 1)
-    line.ask(whole(100), nothing)
-    line.ask(whole(10), nothing)
-    assert line.ask(MemoryWish(0, 0), nothing).granted_bytes == 0
-    assert (line.waiting, pool.promised_bytes) == (1, 100)
-
-
-def test_what_comes_back_is_granted_in_order_to_as_many_as_fit() -> None:
-    pool = a_pool()
-    line = MemoryLine(pool, 10)
-    told: list[int] = []
-    line.ask(whole(100), nothing)
-    turns = [line.ask(whole(30), partial(told.append, number)) for number in range(4)]
-    pool.release(70)
-    line.advance()
-    assert told == [0, 1]
-    assert [turn.granted_bytes for turn in turns] == [30, 30, None, None]
-    assert (line.waiting, pool.promised_bytes) == (2, 90)
-
-
-def test_the_head_that_leaves_lets_the_next_in() -> None:
-    pool = a_pool()
-    line = MemoryLine(pool, 10)
-    line.ask(whole(60), nothing)
-    large, small = line.ask(whole(80), nothing), line.ask(whole(40), nothing)
-    assert line.leave(large) == 0
-    line.advance()
-    assert (small.granted_bytes, line.waiting) == (40, 0)
-
-
-@pytest.mark.parametrize("waiting_max", [0, 2])
-def test_a_full_line_refuses_at_once_and_names_both_limits(waiting_max: int) -> None:
-    pool = a_pool()
-    line = MemoryLine(pool, waiting_max)
-    line.ask(whole(100), nothing)
-    for _ in range(waiting_max):
-        line.ask(whole(10), nothing)
-    said = (
-        r"100 bytes are in flight, storage\.server_in_flight_bytes_max is 100, and "
-        rf"{waiting_max} requests wait for memory \(scheduler\.queue_max is {waiting_max}\)"
+def test_a_shortage_names_the_limit_and_what_the_tenant_holds() -> None:
+    memory = SharedMemory(a_pool())
+    memory.grant("a", MemoryWish(60, 10))
+    assert memory.shortage("a") == (
+        "60 bytes are in flight, storage.server_in_flight_bytes_max is 100, and 'a' holds 60 of "
+        "them"
     )
-    with pytest.raises(Busy, match=said) as caught:
-        line.ask(whole(10), nothing)
-    assert caught.value.details.retry_after_s == 1.0
-    assert (line.waiting, pool.promised_bytes) == (waiting_max, 100)
 
 
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("ask"), st.integers(1, 100), st.integers(1, 100)),
-            st.tuples(st.just("release"), st.integers(0, 20), st.just(0)),
-            st.tuples(st.just("leave"), st.integers(0, 20), st.just(0)),
-        ),
-        max_size=60,
-    )
-)
-def test_memory_is_granted_in_the_order_in_which_it_was_asked_for(
-    steps: list[tuple[str, int, int]],
-) -> None:
-    pool = a_pool()
-    line = MemoryLine(pool, len(steps))
-    told: list[int] = []
-    numbered: dict[int, Turn] = {}
-    expected: deque[Turn] = deque()
-    holding: list[Turn] = []
-    for action, first, second in steps:
-        if action == "ask":
-            wish = MemoryWish(max(first, second), min(first, second))
-            number = len(numbered)
-            turn = numbered[number] = line.ask(wish, partial(told.append, number))
-            (expected if turn.granted_bytes is None else holding).append(turn)
-        elif action == "release" and holding:
-            pool.release(line.leave(holding.pop(first % len(holding))))
-        elif action == "leave" and expected:
-            turn = expected[first % len(expected)]
-            expected.remove(turn)
-            assert line.leave(turn) == 0
-        line.advance()
-        for number in told:
-            assert numbered[number] is expected.popleft()
-            holding.append(numbered[number])
-        told.clear()
-        assert line.waiting == len(expected)
-        assert pool.promised_bytes == sum(turn.granted_bytes or 0 for turn in holding)
-        free_bytes = pool.capacity_bytes - pool.promised_bytes
-        assert not expected or expected[0].wish.least_bytes > free_bytes
+def test_memory_that_a_device_keeps_is_in_nobodys_share() -> None:
+    staging = StagingMemory(10, 80)
+    memory = SharedMemory(staging)
+    assert memory.grant("a", MemoryWish(60, 10)) == 60
+    for _ in range(2):
+        view = staging.take(10)
+        staging.withdraw(view)
+        staging.put(view)
+    memory.give_back("a", 60)
+    assert memory.grant("a", MemoryWish(80, 10)) == 40
 
 
 # --- tasks that wait ---
@@ -200,15 +120,18 @@ class Waiters:
         self.closed = asyncio.Event()
         self.pool = a_pool()
         self.grants = MemoryGrants(self.pool, waiting_max, timeout_s, self.closed)
+        self._tenants = map(str, itertools.count())
         assert self.pool.grant(CAPACITY_BYTES) == CAPACITY_BYTES
 
-    async def wait_for(self, wanted_bytes: int) -> asyncio.Task[int]:
-        """A task that waits for so many bytes, all or nothing."""
-        return await self.wait_unless(never, wanted_bytes)
-
-    async def wait_unless(self, gone: Gone, wanted_bytes: int) -> asyncio.Task[int]:
+    async def wait_for(
+        self, wanted_bytes: int, tenant: str = "", gone: Gone | None = None
+    ) -> asyncio.Task[MemoryGrant]:
+        """A task, of another tenant each unless one is named, that waits for so many bytes, all or
+        nothing.
+        """
         before = self.grants.waiting
-        task = asyncio.create_task(self.grants.grant(whole(wanted_bytes), gone))
+        tenant = tenant or next(self._tenants)
+        task = asyncio.create_task(self.grants.grant(tenant, whole(wanted_bytes), gone or never))
         await turns()
         assert self.grants.waiting == before + 1
         return task
@@ -228,9 +151,10 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def in_time(task: asyncio.Task[int]) -> int:
+async def in_time(task: asyncio.Task[MemoryGrant]) -> int:
+    """What was granted, and is given back with the pool's `release`."""
     async with asyncio.timeout(DEADLINE_S):
-        return await task
+        return (await task).granted_bytes
 
 
 @pytest.mark.asyncio
@@ -243,17 +167,18 @@ async def test_memory_that_comes_back_in_another_thread_wakes_as_many_as_fit() -
     await turns()
     assert not tasks[2].done()
     assert "1 waiting" in repr(waiters.grants)
-    waiters.pool.release(40)
+    tasks[0].result().release()
     assert await in_time(tasks[2]) == 40
-    waiters.pool.release(80)
+    for task in tasks[1:]:
+        task.result().release()
     waiters.check_all_came_back()
 
 
 @pytest.mark.asyncio
-async def test_whoever_is_cancelled_while_it_waits_lets_those_behind_it_in() -> None:
+async def test_whoever_is_cancelled_while_it_waits_lets_its_tenants_next_one_in() -> None:
     waiters = Waiters()
     waiters.pool.release(40)
-    large, small = await waiters.wait_for(80), await waiters.wait_for(40)
+    large, small = await waiters.wait_for(80, "a"), await waiters.wait_for(40, "a")
     large.cancel()
     with pytest.raises(asyncio.CancelledError):
         await in_time(large)
@@ -274,13 +199,13 @@ async def test_nothing_is_lost_where_one_is_cancelled_in_the_moment_of_its_grant
     was_through = first.done()
     first.cancel()
     if was_through:
-        waiters.pool.release(await in_time(first))
+        (await first).release()
     else:
         with pytest.raises(asyncio.CancelledError):
             await in_time(first)
     assert round_count or not was_through
     assert was_through or round_count < ROUNDS_UNTIL_THROUGH
-    waiters.pool.release(await in_time(second))
+    (await second).release()
     waiters.check_all_came_back()
 
 
@@ -288,12 +213,12 @@ async def test_nothing_is_lost_where_one_is_cancelled_in_the_moment_of_its_grant
 async def test_a_wait_that_is_too_long_names_the_limits_and_frees_its_place() -> None:
     waiters = Waiters(waiting_max=1, timeout_s=0.01)
     said = (
-        r"100 bytes are in flight, storage\.server_in_flight_bytes_max is 100, and no room came "
-        r"for 0\.01 s \(scheduler\.queue_timeout_s\)"
+        r"100 bytes are in flight, storage\.server_in_flight_bytes_max is 100, and '0' holds 0 "
+        r"of them, and no room came for 0\.01 s \(scheduler\.queue_timeout_s\)"
     )
     for _ in range(2):
         with pytest.raises(Busy, match=said) as caught:
-            await waiters.grants.grant(whole(10), never)
+            await waiters.grants.grant("0", whole(10), never)
         assert caught.value.details.retry_after_s == 0.01
     waiters.pool.release(CAPACITY_BYTES)
     waiters.check_all_came_back()
@@ -304,9 +229,9 @@ async def test_where_the_line_is_full_the_next_is_refused_without_waiting() -> N
     waiters = Waiters(waiting_max=1)
     waiting = await waiters.wait_for(100)
     with pytest.raises(Busy, match=r"scheduler\.queue_max is 1"):
-        await waiters.grants.grant(whole(10), never)
+        await waiters.grants.grant("0", whole(10), never)
     waiters.pool.release(CAPACITY_BYTES)
-    waiters.pool.release(await in_time(waiting))
+    (await waiting).release()
     waiters.check_all_came_back()
 
 
@@ -319,13 +244,13 @@ async def test_a_drain_refuses_those_who_wait_and_those_who_would_have_to() -> N
         with pytest.raises(Unavailable, match="the storage server is stopping"):
             await in_time(task)
     with pytest.raises(Unavailable):
-        await waiters.grants.grant(whole(10), never)
+        await waiters.grants.grant("0", whole(10), never)
     waiters.pool.release(CAPACITY_BYTES)
     waiters.check_all_came_back()
 
 
 @pytest.mark.asyncio
-async def test_whoever_hangs_up_frees_its_place_for_those_behind_it() -> None:
+async def test_whoever_hangs_up_frees_its_place_for_its_tenants_next_one() -> None:
     waiters = Waiters()
     waiters.pool.release(40)
     left = asyncio.Event()
@@ -333,7 +258,7 @@ async def test_whoever_hangs_up_frees_its_place_for_those_behind_it() -> None:
     async def gone() -> None:
         await left.wait()
 
-    leaver, small = await waiters.wait_unless(gone, 80), await waiters.wait_for(40)
+    leaver, small = await waiters.wait_for(80, "a", gone), await waiters.wait_for(40, "a")
     left.set()
     with pytest.raises(ConnectionEnded):
         await in_time(leaver)
@@ -348,8 +273,8 @@ async def test_many_threads_that_release_lose_no_memory_and_forget_nobody() -> N
 
     async def use(number: int) -> None:
         wish = MemoryWish(1 + 7 * number % 100, 1 + number % 3)
-        granted_bytes = await waiters.grants.grant(wish, never)
-        await asyncio.to_thread(waiters.pool.release, granted_bytes)
+        grant = await waiters.grants.grant(str(number % 7), wish, never)
+        await asyncio.to_thread(grant.release)
 
     tasks = [asyncio.create_task(use(number)) for number in range(200)]
     await turns()
@@ -361,6 +286,31 @@ async def test_many_threads_that_release_lose_no_memory_and_forget_nobody() -> N
     assert [type(one) for one in outcomes[::7]] == [asyncio.CancelledError] * len(tasks[::7])
     assert outcomes.count(None) == len(tasks) - len(tasks[::7])
     waiters.check_all_came_back()
+
+
+@pytest.mark.asyncio
+async def test_a_delivery_gives_a_part_back_while_a_tenant_waits_that_holds_less() -> None:
+    pool = a_pool(40)
+    grants = MemoryGrants(pool, 10, LONG_S, asyncio.Event())
+    large = await grants.grant("a", MemoryWish(30, 10), never)
+    assert not large.shrink_if_wanted(10, 10)
+    other = await grants.grant("b", whole(10), never)
+    own = asyncio.create_task(grants.grant("a", whole(10), never))
+    await turns()
+    assert not large.shrink_if_wanted(10, 10)  # it is its own that waits
+    newcomer = asyncio.create_task(grants.grant("c", whole(10), never))
+    await turns()
+    assert not large.shrink_if_wanted(10, 30)  # it needs what it has
+    assert large.shrink_if_wanted(10, 10)
+    assert await in_time(newcomer) == 10
+    assert large.granted_bytes == 20
+    assert not large.shrink_if_wanted(10, 10)
+    for grant in (large, other, newcomer.result()):
+        grant.release()
+    assert await in_time(own) == 10
+    own.result().release()
+    own.result().release()
+    assert (pool.promised_bytes, grants.waiting) == (0, 0)
 
 
 # --- what deliveries wish for ---
@@ -377,19 +327,19 @@ async def test_a_small_range_of_a_large_object_gives_what_it_does_not_need_to_wh
         )
         assert isinstance(await host.reply(host.gateway), ObjectOpened)
         pool = host.service.pool
-        assert pool.promised_bytes == 8 * MIB
-        waiting = asyncio.create_task(host.service.memory.grant(whole(7 * MIB), never))
+        assert pool.promised_bytes == 6 * MIB  # what one tenant is lent
+        waiting = asyncio.create_task(host.service.memory.grant("other", whole(6 * MIB), never))
         await turns()
         assert host.service.memory.waiting == 1
         choice = SendBody(offset_bytes=10, length_bytes=MIB - 10, into_socket=False)
         host.gateway.sendall(encode_frame(choice))
-        assert await in_time(waiting) == 7 * MIB  # the range is under way: nobody reads it yet
-        assert pool.promised_bytes == 8 * MIB
+        assert await in_time(waiting) == 6 * MIB  # the range is under way: nobody reads it yet
+        assert pool.promised_bytes == 7 * MIB
         with host.gateway.makefile("rb") as body:
             assert await asyncio.to_thread(body.read, MIB - 10) == CONTENT[10:MIB]
         async with asyncio.timeout(DEADLINE_S):
             await talking
-        pool.release(7 * MIB)
+        waiting.result().release()
         assert pool.promised_bytes == 0
 
 

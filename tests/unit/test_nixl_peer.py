@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,6 +37,10 @@ TIMEOUT_S = 20.0
 PROMPT_TIMEOUT_S = 0.3  # of a write that nobody will take
 
 
+def remote_of(message: RegisterRemoteTarget) -> RemoteMemory:
+    return RemoteMemory(message.address, message.length_bytes, device_id=message.device_id)
+
+
 class Pair:
     """A server's peer and the client it serves."""
 
@@ -58,7 +63,7 @@ class Pair:
     def register(self) -> tuple[RemoteMemory, RegisterRemoteTarget]:
         memory = DeviceMemory(self.memory.ctypes.data, self.memory.nbytes, self.memory)
         message, _ = self.endpoint.register(memory)
-        return RemoteMemory(message.address, message.length_bytes), message
+        return remote_of(message), message
 
     def admitted(self) -> RemoteMemory:
         remote, message = self.register()
@@ -173,9 +178,11 @@ def test_memory_that_the_metadata_does_not_cover_is_refused(
     pair: Pair, before: int, more: int
 ) -> None:
     remote, message = pair.register()
-    outside = RemoteMemory(remote.address + before, remote.length_bytes + more)
+    outside = replace(
+        remote, address=remote.address + before, length_bytes=remote.length_bytes + more
+    )
     if before == 1:
-        outside = RemoteMemory(remote.address + 1, remote.length_bytes)
+        outside = replace(remote, address=remote.address + 1)
     with pytest.raises(InvalidRequest, match="cover"):
         pair.peer.admit(outside, message.metadata)
     pair.peer.admit(remote, message.metadata)
@@ -201,7 +208,7 @@ def test_memory_registered_again_at_its_address_is_written_again(
     for byte in (1, 2):
         memory = DeviceMemory(pair.memory.ctypes.data, pair.memory.nbytes, pair.memory)
         message, registered = pair.endpoint.register(memory)
-        remote, done = RemoteMemory(message.address, message.length_bytes), Done()
+        remote, done = remote_of(message), Done()
         pair.peer.admit(remote, message.metadata)
         pair.peer.write(remote, 0, staged(staging, byte), done)
         assert done.result(TIMEOUT_S) is None
@@ -209,13 +216,60 @@ def test_memory_registered_again_at_its_address_is_written_again(
         pair.endpoint.unregister(registered)
 
 
+@pytest.mark.parametrize("is_let_go", [True, False])
+@pytest.mark.parametrize("first", [(1, 2), (0, 2), (2, 4), (0, 4)])
+def test_memory_that_overlaps_what_was_registered_before_is_written_wherever_it_lies(
+    pair: Pair, staging: StagingMemory, first: tuple[int, int], is_let_go: bool
+) -> None:
+    view = staged(staging, 7)
+    for begin, end in (first, (0, 4), (1, 4), (1, 3)):
+        part = pair.memory[begin * BUFFER : end * BUFFER]
+        message, registered = pair.endpoint.register(
+            DeviceMemory(part.ctypes.data, part.nbytes, part)
+        )
+        remote = remote_of(message)
+        pair.peer.admit(remote, message.metadata)
+        pair.memory[:] = 0
+        for offset_bytes in range(0, part.nbytes, BUFFER):
+            done = Done()
+            pair.peer.write(remote, offset_bytes, view, done)
+            assert done.result(TIMEOUT_S) is None
+        assert np.all(part == 7)
+        assert np.count_nonzero(pair.memory) == part.nbytes
+        if is_let_go:
+            pair.endpoint.unregister(registered)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_memory_that_overlaps_other_memory_of_its_device_is_refused_and_the_session_goes_on(
+    pair: Pair, staging: StagingMemory, before: bool
+) -> None:
+    """As from a client whose registrations are all of one device, a GPU's for instance."""
+    whole = MemoryPiece(pair.memory.ctypes.data, pair.memory.nbytes)
+    part = MemoryPiece(whole.address + BUFFER, BUFFER)
+
+    def told(piece: MemoryPiece) -> bytes:
+        metadata: bytes = pair.endpoint._call(lambda agent: agent.metadata(agent.register(piece)))
+        return metadata
+
+    first, second = (whole, part) if before else (part, whole)
+    for piece in (first, first):
+        remote = RemoteMemory(piece.address, piece.length_bytes)
+        pair.peer.admit(remote, told(piece))
+    metadata = told(second)
+    with pytest.raises(InvalidRequest, match="overlaps other memory that this session"):
+        pair.peer.admit(RemoteMemory(second.address, second.length_bytes), metadata)
+    done = Done()
+    pair.peer.write(remote, 0, staged(staging, 7), done)
+    assert done.result(TIMEOUT_S) is None
+
+
 def test_a_client_that_has_ended_fails_its_writes_and_the_peer_with_them(
     fabric: NixlFabric, staging: StagingMemory
 ) -> None:
     stopped = Pair(NixlFabric(staging, "lo", "TLS=tcp", PROMPT_TIMEOUT_S))
-    remote = RemoteMemory(stopped.memory.ctypes.data, stopped.memory.nbytes)
     try:
-        _, message = stopped.register()
+        remote, message = stopped.register()
         stopped.peer.admit(remote, message.metadata)
         stopped.stand_still()
         done, later = Done(), Done()

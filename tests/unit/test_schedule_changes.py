@@ -44,6 +44,7 @@ def test_without_changes_the_settings_are_in_force(settings: Settings) -> None:
         cap_gbps=40.0,
         margin_gbps=3.0,
         epoch_s=0.02,
+        rates="every_epoch",
         layerwise_threshold_bytes=1000,
     )
     assert not settings.schedule_file.exists()
@@ -59,12 +60,35 @@ def test_a_change_goes_before_the_settings_and_outlives_the_server(settings: Set
         cap_gbps=0.0,
         margin_gbps=3.0,
         epoch_s=0.02,
+        rates="every_epoch",
         layerwise_threshold_bytes=1000,
         tenants={"a": TenantShare(weight=2)},
     )
     again = ScheduleBook(settings)
     assert again.configuration == changed
     assert again.changes == changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (ScheduleChanges(cap_gbps=1e-14), "cap_gbps must be 0 for none, or from 0.001 to 100000"),
+        (
+            ScheduleChanges(tenants={"a": TenantShare(cap_gbps=0.0009)}),
+            "a tenant's cap_gbps must be 0 for none, or from 0.001 to 100000, got 0.0009",
+        ),
+    ],
+)
+def test_a_cap_below_the_least_is_refused_and_changes_nothing(
+    settings: Settings, changes: ScheduleChanges, words: str
+) -> None:
+    book = ScheduleBook(settings)
+    before = book.configuration
+    with pytest.raises(InvalidRequest, match=words):
+        book.change(changes)
+    assert book.configuration == before
+    least = ScheduleChanges(cap_gbps=0.001, tenants={"a": TenantShare(cap_gbps=0.001)})
+    assert book.change(least).cap_gbps == 0.001
 
 
 def test_every_field_can_be_changed_and_reset(settings: Settings) -> None:
@@ -74,6 +98,7 @@ def test_every_field_can_be_changed_and_reset(settings: Settings) -> None:
     book.change(ScheduleChanges(cap_gbps=50.0))
     book.change(ScheduleChanges(margin_gbps=1.0))
     book.change(ScheduleChanges(epoch_s=1.0))
+    book.change(ScheduleChanges(rates="for_life"))
     book.change(ScheduleChanges(layerwise_threshold_bytes=MIB))
     book.change(ScheduleChanges(tenants={"a": TenantShare(cap_gbps=7)}))
     assert book.configuration == ScheduleConfiguration(
@@ -81,6 +106,7 @@ def test_every_field_can_be_changed_and_reset(settings: Settings) -> None:
         cap_gbps=50.0,
         margin_gbps=1.0,
         epoch_s=1.0,
+        rates="for_life",
         layerwise_threshold_bytes=MIB,
         tenants={"a": TenantShare(cap_gbps=7)},
     )

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from objectcache_schemas.schedule import PolicyName, TenantShare
+from objectcache_schemas.descriptor import RATE_MIN
+from objectcache_schemas.schedule import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName, TenantShare
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.flow import FLOW_CATCH_UP_S
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
@@ -44,9 +45,11 @@ def a_job(scheduler: Scheduler[Job], demand: Demand, pieces: int = 1) -> Job:
     return Job(demand, max(1, int(min(most, demand.layer_bytes / pieces))))
 
 
-def a_scheduler(policy: PolicyName, cap_gbps: float, **tenants: TenantShare) -> Scheduler[Job]:
+def a_scheduler(
+    policy: PolicyName, cap_gbps: float, rates: RatesName = EVERY_EPOCH, **tenants: TenantShare
+) -> Scheduler[Job]:
     configuration = a_configuration(
-        policy, cap_gbps, margin_gbps=5 / SCALE, epoch_s=EPOCH_S, tenants=tenants
+        policy, cap_gbps, margin_gbps=5 / SCALE, epoch_s=EPOCH_S, rates=rates, tenants=tenants
     )
     return Scheduler(configuration, 0.0)
 
@@ -82,7 +85,7 @@ def test_every_delivery_gets_its_assigned_rate_over_its_life(
 ) -> None:
     shared = WORKLOADS[workload]
     cap = shared.cap_bytes_per_s / SCALE
-    scheduler = a_scheduler(policy, shared.cap_gbps / SCALE)
+    scheduler = a_scheduler(policy, shared.cap_gbps / SCALE, FOR_LIFE)
     jobs = [begin(scheduler, scaled(demand)) for demand in shared.demands]
     run(scheduler)
     assert_all_sent(*jobs)
@@ -154,7 +157,7 @@ def test_a_client_may_ask_for_less_than_it_would_get() -> None:
 
 
 def test_who_comes_between_epochs_is_admitted_at_the_end_of_the_next() -> None:
-    scheduler = a_scheduler("calibrated_stall_opt", 1.0)
+    scheduler = a_scheduler("calibrated_stall_opt", 1.0, FOR_LIFE)
     first = begin(scheduler, Demand(1 << 16, 0.1, 32))
     run(scheduler, 0.0, EPOCH_S / 2)
     assert first.rates == []
@@ -166,7 +169,7 @@ def test_who_comes_between_epochs_is_admitted_at_the_end_of_the_next() -> None:
 
 
 def test_who_comes_to_an_idle_link_together_divides_it() -> None:
-    scheduler = a_scheduler("equal", 1.0)
+    scheduler = a_scheduler("equal", 1.0, FOR_LIFE)
     begin(scheduler, Demand(1 << 10, 0.1, 2))
     run(scheduler, 0.0, 3.0)
     jobs = [begin(scheduler, Demand(1 << 16, 0.1, 32), 3.0 + late) for late in (0.0, 0.002)]
@@ -177,7 +180,7 @@ def test_who_comes_to_an_idle_link_together_divides_it() -> None:
 
 def test_what_is_freed_goes_to_the_next_admission_and_not_to_running_deliveries() -> None:
     cap = 1.0 * BYTES_PER_GBIT
-    scheduler = a_scheduler("equal", 1.0)
+    scheduler = a_scheduler("equal", 1.0, FOR_LIFE)
     short = begin(scheduler, Demand(1 << 18, 0.1, 2))
     long = begin(scheduler, Demand(1 << 18, 0.1, 256))
     run(scheduler, 0.0, 0.5)
@@ -192,7 +195,7 @@ def test_what_is_freed_goes_to_the_next_admission_and_not_to_running_deliveries(
 
 
 def test_a_newcomer_waits_where_less_than_half_of_its_fair_rate_is_free() -> None:
-    scheduler = a_scheduler("equal", 1.0)
+    scheduler = a_scheduler("equal", 1.0, FOR_LIFE)
     cap = 1.0 * BYTES_PER_GBIT
     running = [begin(scheduler, Demand(1 << 18, 0.1, layers)) for layers in (8, 16, 64)]
     run(scheduler, 0.0, 0.02)
@@ -210,7 +213,7 @@ def running_end_s(job: Job, rate: float) -> float:
 
 
 def test_who_waits_is_admitted_in_order_of_arrival_as_far_as_there_is_room() -> None:
-    scheduler = a_scheduler("equal", 1.0)
+    scheduler = a_scheduler("equal", 1.0, FOR_LIFE)
     running = [begin(scheduler, Demand(1 << 18, 0.1, 8 if n < 2 else 200)) for n in range(4)]
     run(scheduler, 0.0, 0.02)
     waiting = [begin(scheduler, Demand(1 << 16, 0.1, 4), 0.02 + n / 1e4) for n in range(12)]
@@ -222,7 +225,7 @@ def test_who_waits_is_admitted_in_order_of_arrival_as_far_as_there_is_room() -> 
 
 
 def test_a_delivery_that_waited_for_its_rate_does_not_catch_up_for_the_wait() -> None:
-    scheduler = a_scheduler("equal", 1.0)
+    scheduler = a_scheduler("equal", 1.0, FOR_LIFE)
     first = begin(scheduler, Demand(1 << 18, 0.1, 32))
     run(scheduler, 0.0, 0.02)
     late = begin(scheduler, Demand(1 << 16, 0.1, 32), 0.02)
@@ -255,7 +258,7 @@ def test_a_delivery_cancelled_while_it_waits_begins_never() -> None:
 
 
 def test_an_epoch_does_not_wait_for_a_long_fragment_on_the_link() -> None:
-    scheduler = a_scheduler("equal", 0.01)
+    scheduler = a_scheduler("equal", 0.01, FOR_LIFE)
     whole = Job(Demand(1 << 20, None, 2), 1 << 20)  # 0.8 s each
     scheduler.add(whole, whole.demand, 0.0, pooled=False)
     assert isinstance(scheduler.next(0.0), Grant)
@@ -282,7 +285,7 @@ def asleep(scheduler: Scheduler[Job]) -> tuple[Job, float]:
 
 @pytest.mark.parametrize("policy", RATE_POLICIES)
 def test_the_rate_of_who_sleeps_for_long_is_free_for_newcomers(policy: PolicyName) -> None:
-    scheduler = a_scheduler(policy, 0.1)
+    scheduler = a_scheduler(policy, 0.1, FOR_LIFE)
     slow, since_s = asleep(scheduler)
     newcomer = begin(scheduler, Demand(1 << 18, 0.001, 64), 0.1)
     run(scheduler, 0.1, since_s + FLOW_CATCH_UP_S - 0.001)
@@ -296,7 +299,7 @@ def test_the_rate_of_who_sleeps_for_long_is_free_for_newcomers(policy: PolicyNam
 def test_newcomers_are_not_compared_with_who_sleeps_for_long() -> None:
     """A fifteenth for each of three is half of an eighth, but not of a seventh: one has it all."""
     cap = 0.1 * BYTES_PER_GBIT
-    scheduler = a_scheduler("equal", 0.1)
+    scheduler = a_scheduler("equal", 0.1, FOR_LIFE)
     for _ in range(4):
         begin(scheduler, Demand(1 << 18, 0.001, 64))
     slow, since_s = asleep(scheduler)
@@ -308,7 +311,7 @@ def test_newcomers_are_not_compared_with_who_sleeps_for_long() -> None:
 
 
 def test_who_sleeps_a_little_again_and_again_keeps_its_rate() -> None:
-    scheduler = a_scheduler("equal", 0.1)
+    scheduler = a_scheduler("equal", 0.1, FOR_LIFE)
     slow, since_s = asleep(scheduler)
     newcomer = begin(scheduler, Demand(1 << 18, 0.1, 8), 0.1)
     now_s = 0.1
@@ -321,7 +324,7 @@ def test_who_sleeps_a_little_again_and_again_keeps_its_rate() -> None:
 
 def test_who_wakes_has_its_rate_again_and_the_sum_stays_within_the_cap() -> None:
     cap = 0.1 * BYTES_PER_GBIT
-    scheduler = a_scheduler("equal", 0.1)
+    scheduler = a_scheduler("equal", 0.1, FOR_LIFE)
     slow, _ = asleep(scheduler)
     newcomer = begin(scheduler, Demand(1 << 18, 0.1, 200), 0.1)
     run(scheduler, 0.1, 1.0)
@@ -340,12 +343,12 @@ def test_who_wakes_has_its_rate_again_and_the_sum_stays_within_the_cap() -> None
 
 
 def test_of_rates_that_are_assigned_anew_who_sleeps_takes_nothing_from_the_others() -> None:
-    scheduler = a_scheduler("equal", 0.1)
+    scheduler = a_scheduler("equal", 0.1, FOR_LIFE)
     cap = 0.1 * BYTES_PER_GBIT
     slow, _ = asleep(scheduler)
     awake = begin(scheduler, Demand(1 << 18, 0.1, 64), 0.1)
     run(scheduler, 0.1, 0.5)
-    scheduler.configure(a_configuration("kv_prop", 0.2, epoch_s=EPOCH_S), 0.5)
+    scheduler.configure(a_configuration("kv_prop", 0.2, epoch_s=EPOCH_S, rates=FOR_LIFE), 0.5)
     assert awake.rates == [pytest.approx(cap), pytest.approx(2 * cap)]
     assert slow.rates == [pytest.approx(cap), pytest.approx(cap)]
     slow.room = math.inf
@@ -377,7 +380,7 @@ def test_deliveries_outside_of_the_pool_get_a_share_where_rates_leave_nothing(
     policy: PolicyName,
 ) -> None:
     cap = 1.0 * BYTES_PER_GBIT
-    scheduler = a_scheduler(policy, 1.0)
+    scheduler = a_scheduler(policy, 1.0, FOR_LIFE)
     pooled = [begin(scheduler, Demand(1 << 18, 0.001, 64)) for _ in range(2)]
     run(scheduler, 0.0, 0.05)
     fair = begin(scheduler, Demand(1 << 20, None, 32), 0.05, pooled=False)
@@ -450,7 +453,8 @@ def test_a_tenants_weight_is_its_share() -> None:
     light = begin(scheduler, Demand(1 << 18, 0.1, 8, tenant="light"))
     run(scheduler)
     cap = 1.0 * BYTES_PER_GBIT
-    assert [heavy.rates, light.rates] == [[pytest.approx(0.75 * cap)], [pytest.approx(0.25 * cap)]]
+    assert heavy.rates == [pytest.approx(0.75 * cap)]
+    assert light.rates == [pytest.approx(0.25 * cap), pytest.approx(cap)]
 
 
 def test_a_heavier_tenants_stalls_are_avoided_first() -> None:
@@ -554,6 +558,13 @@ def test_a_measured_window_cannot_claim_the_whole_link_and_a_rate_stays() -> Non
             scheduler.consumed(job, layers, 0.02, 1e-9)
         assert flow.demand.compute_window_s == pytest.approx((1 << 20) / (4 * BYTES_PER_GBIT))
         assert job.rates == rates
+
+
+def test_a_long_window_holds_no_place_for_next_to_nothing() -> None:
+    scheduler = a_scheduler("stall_opt", 1.0)
+    job = begin(scheduler, Demand(1 << 20, 3600.0, 32))
+    run(scheduler, 0.0, 0.02)
+    assert job.rates == [pytest.approx(RATE_MIN)]
 
 
 # --- another configuration ---

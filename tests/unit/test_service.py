@@ -39,7 +39,8 @@ from objectcache_schemas.messages import (
 from objectcache_schemas.records import BucketInfo, BucketPolicy, ObjectAttributes
 from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server import multipart
-from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.buffers import BufferPool, MemoryGrant
+from objectcache_storage_server.client_pace import ClientPace
 from objectcache_storage_server.connections.buckets import answer_change
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.copies import complete
@@ -157,7 +158,7 @@ def put_of(size_bytes: int | None) -> PutObject:
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("object_bytes_max", "put_staging_bytes_max", "left_bytes"),
-    [(60_000, 100_000, 40_000), (200_000, 100_000, 0)],
+    [(60_000, 100_000, 27_500), (200_000, 100_000, 12_500)],
 )
 async def test_a_put_of_unknown_length_counts_as_the_largest_that_it_may_become(
     object_bytes_max: int, put_staging_bytes_max: int, left_bytes: int
@@ -170,23 +171,24 @@ async def test_a_put_of_unknown_length_counts_as_the_largest_that_it_may_become(
         )
         assert isinstance(await host.reply(host.gateway), SendData)
         with pytest.raises(Busy, match=r"storage\.put_staging_bytes_max"):
-            service.admit_put(left_bytes + 1, "other")
-        service.admit_put(left_bytes, "other")
-        service.end_put(left_bytes, "other")
+            service.put_waits.take_now("other", left_bytes + 1)
+        with service.put_admitted_now(left_bytes, "other"):
+            pass
         putting.cancel()
         await asyncio.wait([putting])
-        service.admit_put(put_staging_bytes_max, "other")  # all of it is given back
+        with service.put_admitted_now(service.put_bytes_max, "other"):
+            pass  # all of it is given back
 
 
 @pytest.mark.asyncio
 async def test_a_put_that_could_never_be_staged_is_too_large_and_not_too_early() -> None:
     async with hosted(put_staging_bytes_max=1000, puts_max=1) as host:
         with pytest.raises(InvalidRequest) as caught:
-            host.service.admit_put(1001, "other")
+            await host.service.put_admitted(751, "other").__aenter__()
         assert caught.value.code == "EntityTooLarge"
-        host.service.admit_put(1000, "other")
+        host.service.put_waits.take_now("other", 750)
         with pytest.raises(Busy, match=r"storage\.puts_max"):
-            host.service.admit_put(0, "other")
+            host.service.put_waits.take_now("other", 0)
 
 
 @pytest.mark.asyncio
@@ -317,7 +319,13 @@ def test_no_buffer_takes_more_memory_than_it_is_charged(
 @pytest.mark.asyncio
 async def test_a_buffer_that_is_not_full_takes_its_whole_share_of_a_grant() -> None:
     pool = BufferPool(1000, 10_000)
-    transport = BodyTransport(pool, pool.grant(2000), lambda: None, a_recorder())
+    transport = BodyTransport(
+        pool,
+        MemoryGrant(pool, pool.grant(2000)),
+        ClientPace("a", 0, "took a body"),
+        lambda: None,
+        a_recorder(),
+    )
     assert transport.reserve(0, 600)
     assert transport.reserve(600, 600)
     assert not transport.reserve(1200, 100)  # though only 1,200 bytes are wanted so far

@@ -87,6 +87,16 @@ def test_a_failure_is_told_again_without_asking_again(
     assert error.message in repr(keeper)
 
 
+@pytest.mark.parametrize("kind", [Busy, Unavailable])
+def test_what_a_server_says_of_when_to_come_again_is_passed_on(
+    kind: type[ObjectCacheError],
+) -> None:
+    keeper = SessionKeeper(Joining(kind("storage.sessions_max", retry_after_s=3.0)), "no session")
+    with pytest.raises(Unavailable, match="no session") as caught:
+        keeper.session()
+    assert caught.value.details.retry_after_s == 3.0
+
+
 def test_a_denial_keeps_its_code_and_is_asked_about_each_time() -> None:
     joining = Joining(AccessDenied("wrong", code="SignatureDoesNotMatch"))
     keeper = SessionKeeper(joining, "no session")

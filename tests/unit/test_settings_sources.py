@@ -68,7 +68,7 @@ def test_an_unknown_variable_of_a_section_is_refused_and_others_are_ignored(
     load_settings(None, {"PATH": "/bin", "OBJECTCACHE_ENDPOINT": "http://127.0.0.1:1"})
     with pytest.raises(InvalidRequest, match="OBJECTCACHE_GATEWAY_LISSEN"):
         load_settings(None, {"OBJECTCACHE_GATEWAY_LISSEN": "x"})
-    with pytest.raises(InvalidRequest, match=r"environment.*puts_max"):
+    with pytest.raises(InvalidRequest, match=r"puts_max.*environment variable OBJ"):
         load_settings(None, {"OBJECTCACHE_STORAGE_PUTS_MAX": "0"})
     assert not caplog.records
     load_settings(None, {"OBJECTCACHE_SERVICE_HOST": "10.0.0.1"})

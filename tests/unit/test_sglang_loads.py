@@ -10,10 +10,22 @@ from typing import Any, Self, cast
 
 import pytest
 
+from objectcache.connectors.sglang.batch_timings import (
+    BATCHES_MAX,
+    LOOKUPS_MAX,
+    BatchTiming,
+    BatchTimings,
+)
 from objectcache.connectors.sglang.linked_loads import BEGIN_THREADS_MAX, Load, load_layers
+from objectcache.connectors.timing.compute_windows import BatchShape
+from objectcache.connectors.timing.moments import HostClock
+from objectcache.connectors.timing.step_windows import Step
+from objectcache.deliveries.consumption import no_reports
+from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache_schemas.errors import Busy, DeliveryFailed
 
-LAYERS = 3
+LAYERS, PAGE = 3, 8
+TIMING = BatchTiming("llama", 0.25, 100, Step(BatchShape(100, 5000.0)))
 
 
 class CopyStream:
@@ -77,8 +89,7 @@ class Delivery:
         self._fails_at = fails_at
         self.closed = False
 
-    def report_explicitly(self) -> None:
-        pass
+    reports = no_reports(LayerProgress(0, LAYERS))
 
     def wait_layer(self, layer: int, timeout_s: float) -> str:
         assert not self.closed
@@ -102,13 +113,16 @@ class Store:
         self._fails = fails or {}
         self.deliveries: list[Delivery] = []
         self.namespace = SimpleNamespace(keys=lambda hashes: hashes)
-        self.bucket = SimpleNamespace(fetch=self._fetch)
+        layout = SimpleNamespace(chunk_tokens=PAGE)
+        self.bucket = SimpleNamespace(fetch=self._fetch, layout=layout)
+        self.told: list[dict[str, Any]] = []
 
     def patience_s(self, page_count: int) -> float:
         return float(page_count)
 
-    def _fetch(self, keys: list[str], *, delivery: str) -> Delivery:
+    def _fetch(self, keys: list[str], *, delivery: str, **told: Any) -> Delivery:
         assert delivery == "layerwise"
+        self.told.append(told)
         self._barrier.wait(timeout=30)
         fails_at = self._fails.get(keys[0], LAYERS)
         if fails_at < 0:
@@ -123,7 +137,7 @@ def loads(*names: str) -> list[Load]:
 
 def load(store: Store, pool: Pool, module: DeviceModule, *names: str) -> list[int]:
     done: list[int] = []
-    load_layers(cast(Any, store), cast(Any, pool), loads(*names), done.append, module)
+    load_layers(cast(Any, store), cast(Any, pool), loads(*names), done.append, module, TIMING)
     return done
 
 
@@ -137,6 +151,7 @@ def test_each_layer_of_all_loads_is_in_place_before_it_is_told_of() -> None:
         loads("x", "y"),
         lambda _: running.append(module.made[0].running),
         module,
+        TIMING,
     )
     (stream,) = module.made
     assert running == [0] * LAYERS
@@ -182,3 +197,105 @@ def test_where_one_is_refused_the_accepted_ones_end_and_nothing_is_written() -> 
     assert len(store.deliveries) == 2
     assert all(delivery.closed for delivery in store.deliveries)
     assert not pool.written
+
+
+def test_the_server_is_told_who_computes_how_much_and_for_how_long() -> None:
+    module = DeviceModule()
+    store = Store()
+    load(store, Pool("cpu", module), module, "x")
+    (told,) = store.told
+    assert told == {
+        "compute_window_s": 0.25,
+        "context_tokens": 3 * PAGE + 100,
+        "fingerprint": "llama",
+        "computed_tokens": 100,
+    }
+
+
+# --- timings ---
+
+
+class ManualClock(HostClock):
+    """A host's clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now(self) -> float:
+        return self.time_s
+
+
+class Forward:
+    """SGLang's forwards: each asks for K and for V of every layer, and computes on it."""
+
+    def __init__(self, step_tokens_max: int | None = None) -> None:
+        self.clock = ManualClock()
+        self.timings = BatchTimings(
+            self.clock,
+            "llama",
+            num_layers=LAYERS,
+            page_tokens=PAGE,
+            step_tokens_max=step_tokens_max,
+        )
+        self.index = 0
+
+    def run(self, layer_s: float, *loads: tuple[str, int]) -> BatchTiming:
+        """One forward that loads so many pages of these requests; what its fetches say."""
+        self.index += 1
+        timing = self.timings.batch_begins(self.index, loads)
+        self.compute(self.index, layer_s)
+        return timing
+
+    def compute(self, index: int, layer_s: float) -> None:
+        self.timings.forward_begins(index)
+        for layer in range(LAYERS):
+            self.timings.wait_begins(layer)
+            self.clock.time_s += 5.0  # until it is there
+            self.timings.wait_ended(layer)
+            self.timings.wait_begins(layer)  # V, which is there with K
+            self.timings.wait_ended(layer)
+            self.clock.time_s += layer_s
+        self.clock.time_s += 9.0  # logits and sampling
+
+
+def test_a_batch_of_a_shape_that_was_seen_says_how_long_its_layers_compute() -> None:
+    forward = Forward()
+    said: list[float | None] = []
+    for number in range(4):
+        forward.timings.looked_up(f"r{number}", 20)
+        timing = forward.run(0.125, (f"r{number}", 8))
+        assert timing.computed_tokens == 12 * PAGE + PAGE // 2
+        said.append(timing.window_s)
+    assert said[:2] == [None, None]
+    assert said[2:] == [pytest.approx(0.125)] * 2
+
+
+def test_forwards_that_load_nothing_are_not_taken_for_those_that_do() -> None:
+    forward = Forward()
+    for number in range(3):
+        forward.timings.looked_up(f"r{number}", 20)
+        timing = forward.run(0.125, (f"r{number}", 8))
+        forward.compute(-1, 0.001)
+    assert timing.window_s == pytest.approx(0.125)
+
+
+def test_of_a_long_prompt_one_forward_computes_no_more_than_its_chunk() -> None:
+    forward = Forward(step_tokens_max=64)
+    forward.timings.looked_up("r", 100)
+    assert forward.run(0.125, ("r", 8)).computed_tokens == 64
+
+
+def test_a_batch_whose_loads_were_not_looked_up_computes_the_rest_of_a_page() -> None:
+    assert Forward().run(0.125, ("r", 8), ("s", 2)).computed_tokens == 2 * (PAGE // 2)
+
+
+def test_lookups_and_batches_that_lead_to_nothing_are_forgotten() -> None:
+    forward = Forward()
+    for number in range(LOOKUPS_MAX + 1):
+        forward.timings.looked_up(f"r{number}", 20)
+    assert len(forward.timings._tail_pages) == LOOKUPS_MAX
+    for index in range(BATCHES_MAX + 1):
+        forward.timings.batch_begins(index, [("r1", 1)])
+    assert len(forward.timings._batches) == BATCHES_MAX
+    forward.timings.reset()
+    assert not forward.timings._tail_pages

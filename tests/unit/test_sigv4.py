@@ -18,6 +18,7 @@ from objectcache_gateway.signing.canonical_request import (
 )
 from objectcache_gateway.signing.sigv4 import (
     Authenticated,
+    FormerKey,
     Payload,
     SigningKeys,
     authenticate,
@@ -398,6 +399,48 @@ def test_a_request_whose_host_is_not_signed_is_refused() -> None:
 def test_an_unknown_access_key_and_a_wrong_secret_are_told_apart() -> None:
     assert refusal_code(sign("GET", URL, access_key="NOBODY")) == "InvalidAccessKeyId"
     assert refusal_code(sign("GET", URL, secret_key="wrong-secret")) == "SignatureDoesNotMatch"
+
+
+def test_a_signature_for_another_service_is_refused_and_names_this_one() -> None:
+    for_admin = sign("GET", URL, service="objectcache-admin")
+    with pytest.raises(InvalidRequest, match="must end with /s3/aws4_request"):
+        authenticate(for_admin, secret_for, signed_at_s(for_admin), SKEW_S)
+    keys = SigningKeys(service="objectcache-admin")
+    assert authenticate(
+        for_admin, secret_for, signed_at_s(for_admin), SKEW_S, signing_keys=keys
+    ).access_key
+    for_s3 = sign("GET", URL)
+    with pytest.raises(InvalidRequest, match="must end with /objectcache-admin/aws4_request"):
+        authenticate(for_s3, secret_for, signed_at_s(for_s3), SKEW_S, signing_keys=keys)
+
+
+def test_a_scope_that_was_changed_to_another_service_is_a_wrong_signature() -> None:
+    head = sign("GET", URL)
+    authorization = head.header("authorization")
+    assert authorization is not None
+    changed = with_header(
+        head, "authorization", authorization.replace("/s3/", "/objectcache-admin/")
+    )
+    keys = SigningKeys(service="objectcache-admin")
+    with pytest.raises(AccessDenied) as caught:
+        authenticate(changed, secret_for, signed_at_s(head), SKEW_S, signing_keys=keys)
+    assert caught.value.code == "SignatureDoesNotMatch"
+
+
+@pytest.mark.parametrize(
+    ("secret_key", "told"),
+    [("the-former-one", "the access key is disabled"), ("a-guess", "does not exist")],
+)
+def test_only_whoever_has_the_secret_is_told_why_a_key_is_not_in_force(
+    secret_key: str, told: str
+) -> None:
+    head = sign("GET", URL, access_key="FORMER", secret_key=secret_key)
+    former = FormerKey("the-former-one", "the access key is disabled")
+    with pytest.raises(AccessDenied, match=told) as caught:
+        authenticate(
+            head, secret_for, signed_at_s(head), SKEW_S, former_key_for={"FORMER": former}.get
+        )
+    assert caught.value.code == "InvalidAccessKeyId"
 
 
 def test_the_secret_that_stands_in_for_unknown_keys_opens_nothing() -> None:

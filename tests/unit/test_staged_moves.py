@@ -12,6 +12,7 @@ import pytest
 
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DeliveryFailed, NotFound
+from objectcache_storage_server.buffers import MemoryGrant
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.targets import Lease, TargetRegistry
 from objectcache_storage_server.transports.fabric import StagingMemory
@@ -42,9 +43,9 @@ class Bench:
             tag=1,
         )
         self.lease: Lease = self.registry.lease("alice", asked, PAYLOAD_BYTES)
-        granted_bytes = self.pool.grant(2 * BUFFER_BYTES, BUFFER_BYTES)
+        grant = MemoryGrant(self.pool, self.pool.grant(2 * BUFFER_BYTES, BUFFER_BYTES))
         self.broken = 0
-        self.moves = StagedMoves(self.lease, self.pool, granted_bytes, self._break)
+        self.moves = StagedMoves(self.lease, self.pool, grant, self._break)
 
     def _break(self) -> None:
         self.broken += 1

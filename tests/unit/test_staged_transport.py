@@ -8,6 +8,7 @@ import pytest
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, InvalidRequest, ObjectCacheError
 from objectcache_schemas.target_messages import DeliveryFailure
+from objectcache_storage_server.buffers import MemoryGrant
 from objectcache_storage_server.targets import RemoteTargetMemory, TargetOwner, TargetRegistry
 from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
 from objectcache_storage_server.transports.staged import StagedTransport
@@ -44,7 +45,7 @@ class Delivery:
             self.registry.lease("alice", asked, LAYERS * BUFFER),
             TAG,
             self.pool,
-            self.pool.grant(2 * BUFFER, BUFFER),
+            MemoryGrant(self.pool, self.pool.grant(2 * BUFFER, BUFFER)),
             self._wake,
             self.errors.append,
             FIRST_LAYER,

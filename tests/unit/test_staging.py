@@ -17,7 +17,7 @@ import pytest
 from objectcache_gateway.staging import LeasedMemory, StagedTarget
 from objectcache_gateway.staging_memory import StagingMemory
 from objectcache_gateway.storage_connection import StorageConnection
-from objectcache_schemas.errors import Busy, NotFound, Unavailable, WireError
+from objectcache_schemas.errors import Busy, DeliveryFailed, NotFound, Unavailable, WireError
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.message import Message
 from objectcache_schemas.messages import DeliveryEnded, Done, EndLease, SendBody
@@ -85,7 +85,7 @@ async def stage() -> AsyncGenerator[Stage]:
     lease.idle = False  # as TargetLeased leaves it
     peers = [Peer(connected) for connected in theirs]
     target = StagedTarget(lease, memory, FIRST_LAYER, BOUND_S)
-    with StagingMemory().piece(PAYLOAD_BYTES) as piece:
+    with StagingMemory().piece(PAYLOAD_BYTES, "a") as piece:
         filling = asyncio.create_task(target.fill(body, piece))
         try:
             async with asyncio.timeout(BOUND_S):
@@ -183,16 +183,20 @@ async def test_a_cancelled_filling_says_so_by_leaving_its_connections_in_use() -
         assert played.file[:] == before
 
 
-def test_more_deliveries_than_there_are_pieces_are_told_to_slow_down() -> None:
-    staging = StagingMemory(pieces_max=2)
+def test_a_tenant_with_its_share_of_the_pieces_is_told_to_slow_down_and_others_are_not() -> None:
+    staging = StagingMemory(pieces_max=4)
     with ExitStack() as taken:
-        pieces = [taken.enter_context(staging.piece(size)) for size in (1000, 1 << 30)]
-        assert [len(piece) for piece in pieces] == [1000, 256 << 10]
-        with pytest.raises(Busy, match="direct"), staging.piece(1):
+        sizes = (1000, 1 << 30, 1)
+        pieces = [taken.enter_context(staging.piece(size, "a")) for size in sizes]
+        assert [len(piece) for piece in pieces] == [1000, 256 << 10, 1]
+        with pytest.raises(Busy, match="direct"), staging.piece(1, "a"):
             pass
-        assert repr(staging) == "<StagingMemory 2/2 in use, 256 KiB each>"
-    with staging.piece(1):
-        assert repr(staging) == "<StagingMemory 1/2 in use, 256 KiB each>"
+        taken.enter_context(staging.piece(1, "b"))
+        with pytest.raises(Busy, match="4 deliveries are staged in the gateway, 0 of them"):
+            taken.enter_context(staging.piece(1, "c"))
+        assert repr(staging) == "<StagingMemory 4/4 in use, 256 KiB each>"
+    with staging.piece(1, "c"):
+        assert repr(staging) == "<StagingMemory 1/4 in use, 256 KiB each>"
 
 
 def test_a_part_that_a_file_does_not_hold_is_not_mapped() -> None:
@@ -200,5 +204,21 @@ def test_a_part_that_a_file_does_not_hold_is_not_mapped() -> None:
     try:
         with pytest.raises(Unavailable, match="cannot map"):
             LeasedMemory(descriptor, 4096, 4097)
+    finally:
+        os.close(descriptor)
+
+
+def test_what_would_fill_a_hole_is_not_written() -> None:
+    descriptor = sealed_memory_file(8192)
+    try:
+        memory = LeasedMemory(descriptor, 0, 8192)
+        memory.write(4096, memoryview(b"written"))
+        with mmap.mmap(descriptor, 8192) as own:
+            assert own[4096:4103] == b"written"
+            own.madvise(mmap.MADV_REMOVE, 0, 4096)
+        with pytest.raises(DeliveryFailed, match="holes"):
+            memory.write(0, memoryview(b"written"))
+        assert os.fstat(descriptor).st_blocks * 512 == 4096
+        memory.close()
     finally:
         os.close(descriptor)

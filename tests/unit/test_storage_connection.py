@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_gateway import storage_connection
 from objectcache_gateway.repetition import is_repeatable
-from objectcache_gateway.storage_connection import ConnectionLost, StoragePool
+from objectcache_gateway.storage_address import storage_connections_max
+from objectcache_gateway.storage_connection import (
+    ConnectionLost,
+    StoragePool,
+    Unreachable,
+    without_waiting,
+)
+from objectcache_gateway.tenant_storage import TenantStorage
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, Descriptor, MemoryTarget
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.frames import LENGTH, encode_frame
@@ -33,6 +41,12 @@ from objectcache_schemas.messages import (
     Welcome,
 )
 from objectcache_schemas.records import ObjectAttributes
+from objectcache_schemas.settings import (
+    GatewaySettings,
+    ServerSettings,
+    Settings,
+    StorageSettings,
+)
 
 TARGET = MemoryTarget(
     transport="shm", target_id=bytes(TARGET_ID_BYTES), offset_bytes=0, length_bytes=1 << 20, tag=1
@@ -70,11 +84,21 @@ class Storage:
             reply = Done()
 
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
 @asynccontextmanager
-async def listening(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-    timeout_s: float,
-) -> AsyncGenerator[StoragePool]:
+async def listening(serve: Serve, timeout_s: float) -> AsyncGenerator[StoragePool]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "socket"
+        pool = StoragePool(path, Limits(), CONNECTIONS_MAX, timeout_s)
+        async with listening_at(path, serve, pool):
+            yield pool
+
+
+@asynccontextmanager
+async def listening_at(path: Path, serve: Serve, pool: StoragePool) -> AsyncGenerator[None]:
+    """Until the block ends, and the pool with it."""
     handlers: list[asyncio.Task[None]] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,16 +109,13 @@ async def listening(
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         handlers.append(asyncio.create_task(handle(reader, writer)))
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "socket"
-        server = await asyncio.start_unix_server(accept, path)
-        pool = StoragePool(path, Limits(), CONNECTIONS_MAX, timeout_s)
-        try:
-            yield pool
-        finally:
-            pool.close()
-            server.close()
-            await asyncio.gather(*handlers)
+    server = await asyncio.start_unix_server(accept, path)
+    try:
+        yield
+    finally:
+        pool.close()
+        server.close()
+        await asyncio.gather(*handlers)
 
 
 @pytest.mark.asyncio
@@ -225,3 +246,50 @@ async def test_connections_over_storage_connections_max_are_told_to_slow_down() 
             await pool.call(GetHealth(), Done)
         await used.aclose()
         await pool.call(GetHealth(), Done)
+
+
+@pytest.mark.asyncio
+async def test_a_tenant_leaves_connections_to_others_and_to_the_gateway_itself() -> None:
+    async with listening(Storage(lost=0).serve, 10.0) as pool, contextlib.AsyncExitStack() as used:
+        greedy = TenantStorage(pool, "greedy")
+        with pytest.raises(Busy, match="of them for this user") as refused:  # noqa: PT012
+            for _ in range(CONNECTIONS_MAX):
+                await used.enter_async_context(greedy.conversation())
+        assert refused.value.details.retry_after_s == 1.0
+        assert 0 < pool.in_use < CONNECTIONS_MAX
+        await TenantStorage(pool, "other").call(GetHealth(), Done)
+        await pool.call(GetHealth(), Done)
+
+
+@pytest.mark.parametrize(
+    ("processes", "connections_max", "each"),
+    [(1, 1024, 704), (2, 1024, 352), (1, 4096, 704), (4, 4096, 704), (9, 16, 1)],
+)
+def test_all_gateways_of_a_host_leave_the_storage_server_its_other_connections(
+    processes: int, connections_max: int, each: int
+) -> None:
+    """gateway.storage_connections_max and storage.connections_max"""
+    settings = Settings(
+        server=ServerSettings(data_dir="/nonexistent"),
+        gateway=GatewaySettings(processes=processes),
+        storage=StorageSettings(connections_max=connections_max),
+    )
+    assert storage_connections_max(settings) == each
+
+
+@pytest.mark.asyncio
+async def test_requests_wait_for_a_server_that_is_away_and_those_without_waiting_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_connection, "RECONNECT_WAIT_S", 3600.0)
+    path = tmp_path / "socket"
+    pool = StoragePool(path, Limits(), CONNECTIONS_MAX, 10.0)
+    waiting = asyncio.create_task(pool.call(GetHealth(), Done))
+    with without_waiting():
+        for _ in range(2):
+            async with asyncio.timeout(30.0):
+                with pytest.raises(Unreachable):
+                    await pool.call(GetHealth(), Done)
+    assert not waiting.done()
+    async with listening_at(path, Storage(lost=0).serve, pool):
+        await waiting

@@ -19,8 +19,11 @@ from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.settings import StorageSettings
 from objectcache_schemas.target_messages import (
+    CancelGet,
     DeliveryFailure,
     FabricOpened,
+    GetEnded,
+    GetPrefix,
     JoinSession,
     LayersConsumed,
     LayersReady,
@@ -32,6 +35,7 @@ from objectcache_schemas.target_messages import (
 from objectcache_storage_server.connections.sessions import (
     COMPUTE_S_MAX,
     CONSUMPTIONS_WATCHED_MAX,
+    GETS_MAX,
     UNSENT_BYTES_MAX,
     Session,
     SessionServer,
@@ -75,8 +79,8 @@ class Joined:
         self.client.settimeout(DEADLINE_S)
         self.stream = StreamSocket(near)
         storage = settings or StorageSettings(sessions_max=1)
-        server = SessionServer(self.registry, Fabrics(storage), tickets, storage)
-        self.serving = asyncio.create_task(server.serve(self.stream))
+        self.server = SessionServer(self.registry, Fabrics(storage), tickets, storage)
+        self.serving = asyncio.create_task(self.server.serve(self.stream))
         ticket = tickets.issue("alice", time.monotonic())
         self.client.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=ticket)))
 
@@ -141,7 +145,9 @@ async def test_a_target_whose_session_ends_during_its_registration_is_let_go(
 
 
 @pytest.mark.asyncio
-async def test_a_tenant_has_half_of_storage_sessions_max_and_root_and_others_the_rest() -> None:
+async def test_a_tenant_has_its_share_of_storage_sessions_max_and_root_and_others_the_rest() -> (
+    None
+):
     """storage.sessions_max"""
     tickets = TicketBook()
     server = SessionServer(
@@ -163,17 +169,17 @@ async def test_a_tenant_has_half_of_storage_sessions_max_and_root_and_others_the
         return _EVENT.decode(frame[LENGTH.size :])
 
     try:
-        for _ in range(3):
+        for _ in range(4):
             assert isinstance(await answer("alice"), SessionJoined)
         refused = await answer("alice")
         assert isinstance(refused, WireError)
         assert refused.code == "SlowDown"
-        assert "half of storage.sessions_max" in refused.message
+        assert "4 of them of this user; storage.sessions_max is 6" in refused.message
         assert isinstance(await answer("bob"), SessionJoined)
         ends[0][0].close()
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.wait([ends[0][2]])
-        for _ in range(3):
+        for _ in range(2):
             assert isinstance(await answer("root"), SessionJoined)
         assert "6 sessions are open" in str(await answer("root"))
     finally:
@@ -221,7 +227,41 @@ class OpenedFabrics(Fabrics):
 
 
 @pytest.mark.asyncio
-async def test_sessions_over_nixl_are_bounded_and_a_tenant_leaves_half_to_others() -> None:
+async def test_a_tenants_first_session_ends_the_youngest_of_whoever_has_most() -> None:
+    """storage.sessions_max"""
+    tickets = TicketBook()
+    storage = StorageSettings(sessions_max=4)
+    server = SessionServer(TargetRegistry(1 << 20), Fabrics(storage), tickets, storage)
+    ends: list[tuple[socket.socket, StreamSocket, asyncio.Task[None]]] = []
+
+    async def answer(identity: str) -> TargetEvent:
+        client, near = socket.socketpair()
+        client.settimeout(DEADLINE_S)
+        stream = StreamSocket(near)
+        ends.append((client, stream, asyncio.create_task(server.serve(stream))))
+        ticket = tickets.issue(identity, time.monotonic())
+        client.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=ticket)))
+        frame = await asyncio.to_thread(client.recv, 1 << 16)
+        return _EVENT.decode(frame[LENGTH.size :])
+
+    try:
+        for identity in ("root", "greedy", "greedy", "other"):
+            assert isinstance(await answer(identity), SessionJoined)
+        assert isinstance(await answer("new"), SessionJoined)
+        async with asyncio.timeout(DEADLINE_S):
+            await ends[2][2]  # the second of greedy's
+        assert not any(serving.done() for _, _, serving in (*ends[:2], *ends[3:]))
+        for identity in ("new", "late"):  # it has one already; nobody has several
+            assert isinstance(await answer(identity), WireError)
+    finally:
+        for client, stream, serving in ends:
+            client.close()
+            await asyncio.gather(serving, return_exceptions=True)
+            stream.close()
+
+
+@pytest.mark.asyncio
+async def test_sessions_over_nixl_are_bounded_and_a_tenant_leaves_some_to_others() -> None:
     """storage.nixl_sessions_max; other fabrics do not count, nor does what was not opened."""
     storage = StorageSettings(nixl_sessions_max=4)
     tickets = TicketBook()
@@ -241,17 +281,16 @@ async def test_sessions_over_nixl_are_bounded_and_a_tenant_leaves_half_to_others
         return _EVENT.decode(frame[LENGTH.size :])
 
     try:
-        for _ in range(2):
+        for _ in range(3):
             assert isinstance(await answer("alice"), FabricOpened)
         refused = await answer("alice")
         assert isinstance(refused, WireError)
         assert refused.code == "SlowDown"
-        assert "half of storage.nixl_sessions_max, 4" in refused.message
+        assert "3 of them of this user; storage.nixl_sessions_max is 4" in refused.message
         assert isinstance(await answer("alice", "verbs"), FabricOpened)
         for _ in range(3):
             assert isinstance(await answer("bob", endpoint=b"refused"), WireError)
-        for _ in range(2):
-            assert isinstance(await answer("root"), FabricOpened)
+        assert isinstance(await answer("root"), FabricOpened)
         assert "4 sessions over NIXL are open" in str(await answer("root"))
         ends[0][0].close()
         async with asyncio.timeout(DEADLINE_S):
@@ -305,6 +344,49 @@ async def test_a_client_too_far_behind_its_events_is_gone() -> None:
             await asyncio.wait([client.serving])
         assert client.serving.exception() is None
         assert repr(client.registry) == "<TargetRegistry 0 targets>"
+
+
+def get_of(tag: int) -> bytes:
+    return encode_frame(GetPrefix(tag=tag, bucket="kv", descriptor=b"", request_id="r"))
+
+
+@pytest.mark.asyncio
+async def test_gets_of_one_session_are_bounded_and_end_with_it() -> None:
+    running: dict[int, asyncio.Event] = {}
+
+    async def serve_get(session: Session, get: GetPrefix, cancelled: asyncio.Event) -> None:
+        running[get.tag] = cancelled
+        await cancelled.wait()
+        session.post(GetEnded(tag=get.tag))
+
+    async with joined() as client:
+        client.server.serve_get = serve_get
+        assert isinstance(await asyncio.to_thread(client.event), SessionJoined)
+        client.client.sendall(b"".join(get_of(tag) for tag in range(GETS_MAX + 1)))
+        refused = await asyncio.to_thread(client.event)
+        assert isinstance(refused, GetEnded)
+        assert refused.error is not None
+        assert (refused.tag, refused.error.code) == (GETS_MAX, "SlowDown")
+        client.client.sendall(encode_frame(CancelGet(tag=5)))
+        assert await asyncio.to_thread(client.event) == GetEnded(tag=5)
+        client.client.sendall(get_of(5))  # there is room again
+        client.client.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait([client.serving])
+            await asyncio.gather(*client.server.gets)
+        assert len(running) == GETS_MAX
+        assert all(cancelled.is_set() for cancelled in running.values())
+
+
+@pytest.mark.asyncio
+async def test_a_session_whose_server_serves_no_gets_is_told_to_ask_over_http() -> None:
+    async with joined() as client:
+        assert isinstance(await asyncio.to_thread(client.event), SessionJoined)
+        client.client.sendall(get_of(1))
+        refused = await asyncio.to_thread(client.event)
+        assert isinstance(refused, GetEnded)
+        assert refused.error is not None
+        assert refused.error.code == "AccessDenied"
 
 
 def consumed(tag: int, end_layer: int, compute_s: float = 0.25) -> LayersConsumed:

@@ -135,9 +135,9 @@ class Host:
 
     def is_unused(self) -> bool:
         """Nothing is stored, no put is counted, and no lease is held."""
-        with suppress(NotFound):
-            self.service.admit_put(self.service.storage.put_staging_bytes_max, "x")
-            self.service.end_put(self.service.storage.put_staging_bytes_max, "x")
+        most_bytes = self.service.put_bytes_max
+        with suppress(NotFound), self.service.put_admitted_now(most_bytes, "x"):
+            pass
         return self.engine.match("kv", KEYS) == 0 and not self.target.leases
 
     def close(self) -> None:

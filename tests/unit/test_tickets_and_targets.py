@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,6 +20,7 @@ from objectcache_schemas.errors import (
     NotFound,
     ObjectCacheError,
 )
+from objectcache_storage_server.memory_files import PIECE_BYTES, map_memory_file, map_piece
 from objectcache_storage_server.targets import Target, TargetOwner, TargetRegistry
 from objectcache_storage_server.tickets import TICKET_LIFE_S, TICKETS_MAX, TicketBook
 from tests.storage_client import sealed_memory_file
@@ -29,7 +31,7 @@ LENGTH = 1 << 16
 def test_a_ticket_is_good_once() -> None:
     book = TicketBook()
     ticket = book.issue("alice", now_s=0.0)
-    assert book.redeem(ticket, now_s=1.0) == "alice"
+    assert book.redeem(ticket, now_s=1.0).identity == "alice"
     with pytest.raises(AccessDenied):
         book.redeem(ticket, now_s=1.0)
 
@@ -39,7 +41,7 @@ def test_a_ticket_expires() -> None:
     early, late = book.issue("alice", now_s=0.0), book.issue("bob", now_s=10.0)
     with pytest.raises(AccessDenied):
         book.redeem(early, now_s=TICKET_LIFE_S)
-    assert book.redeem(late, now_s=TICKET_LIFE_S) == "bob"
+    assert book.redeem(late, now_s=TICKET_LIFE_S).identity == "bob"
 
 
 def test_open_tickets_are_bounded_and_expire_to_make_room() -> None:
@@ -73,7 +75,7 @@ def test_tickets_are_issued_and_redeemed_by_threads_at_once() -> None:
     good = book.issue("alice", now_s=20.0)
     redeemed: list[str] = []
     other = threading.Thread(
-        target=lambda: redeemed.append(book.redeem(good, now_s=TICKET_LIFE_S + 1))
+        target=lambda: redeemed.append(book.redeem(good, now_s=TICKET_LIFE_S + 1).identity)
     )
 
     def meanwhile() -> None:
@@ -214,3 +216,175 @@ def test_a_short_file_a_pipe_and_an_excess_are_refused() -> None:
         for one in (descriptor, reader, writer):
             os.close(one)
     assert owner.targets == {}
+
+
+# --- clients that would have the server pay for their memory ---
+
+KEEP_SIZE, PUNCH_HOLE = 1, 2
+SEAL_SHRINK, SEAL_GROW, SEAL_SEAL = 2, 4, 1
+
+
+def fallocate(descriptor: int, mode: int, offset_bytes: int, length_bytes: int) -> None:
+    call = ctypes.CDLL(None, use_errno=True).fallocate
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    if call(descriptor, mode, offset_bytes, length_bytes):
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+def punch(descriptor: int, offset_bytes: int = 0, length_bytes: int = mmap.PAGESIZE) -> None:
+    fallocate(descriptor, KEEP_SIZE | PUNCH_HOLE, offset_bytes, length_bytes)
+
+
+def held_bytes(descriptor: int) -> int:
+    return os.fstat(descriptor).st_blocks * 512
+
+
+class CountingOwner(TargetOwner):
+    """A session that counts how often it was ended."""
+
+    ended = 0
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.fixture
+def own_file() -> Iterator[int]:
+    """The client's own descriptor of a memory file, which it keeps."""
+    descriptor = sealed_memory_file(LENGTH)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_a_client_that_punches_holes_loses_its_session_and_what_was_written_into_them(
+    own_file: int,
+) -> None:
+    registry, owner = TargetRegistry(1 << 30), CountingOwner("alice")
+    target = registry.register(owner, own_file, LENGTH)
+    lease = registry.lease("alice", asked(target), LENGTH)
+    target.check_whole()
+    punch(own_file, 4 * mmap.PAGESIZE)
+    with pytest.raises(InvalidRequest, match="holes"):
+        target.check_whole()
+    lease.view[:] = bytes(LENGTH)  # of a piece that was under way: all pages are there again
+    with pytest.raises(InvalidRequest, match="holes"):
+        registry.lease("alice", asked(target), LENGTH)
+    assert owner.ended == 2
+    lease.end()
+    registry.release(target, lambda: None)
+    assert held_bytes(own_file) == 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_hole_that_is_punched_while_a_file_is_mapped_is_refused_and_not_filled(
+    again: bool,
+) -> None:
+    pieces = 3
+    descriptor = sealed_memory_file(pieces * PIECE_BYTES)
+    mapped: list[int] = []
+
+    def punched_before(mapping: mmap.mmap, offset_bytes: int, length_bytes: int) -> None:
+        """The client is quicker, and where it comes `again` slower as well."""
+        mapped.append(offset_bytes)
+        if offset_bytes == PIECE_BYTES:
+            punch(descriptor, PIECE_BYTES, PIECE_BYTES)
+        map_piece(mapping, offset_bytes, length_bytes)
+        assert held_bytes(descriptor) == pieces * PIECE_BYTES, "the hole does not show"
+        if again and offset_bytes == PIECE_BYTES:
+            punch(descriptor, 0)
+
+    try:
+        with pytest.raises(InvalidRequest, match="changed while it was registered"):
+            map_memory_file(descriptor, pieces * PIECE_BYTES, punched_before)
+        assert mapped == [0, PIECE_BYTES], "and no piece after it"
+        assert held_bytes(descriptor) == 0
+    finally:
+        os.close(descriptor)
+
+
+def test_a_hole_between_two_pieces_is_refused_before_it_is_filled() -> None:
+    descriptor = sealed_memory_file(2 * PIECE_BYTES)
+
+    def punched_after(mapping: mmap.mmap, offset_bytes: int, length_bytes: int) -> None:
+        map_piece(mapping, offset_bytes, length_bytes)
+        assert offset_bytes == 0
+        punch(descriptor, PIECE_BYTES)
+
+    try:
+        with pytest.raises(InvalidRequest, match="memory file"):
+            map_memory_file(descriptor, 2 * PIECE_BYTES, punched_after)
+        assert held_bytes(descriptor) == 0
+    finally:
+        os.close(descriptor)
+
+
+def test_a_client_that_writes_to_what_it_has_mapped_meanwhile_is_registered(
+    own_file: int,
+) -> None:
+    with mmap.mmap(own_file, LENGTH, mmap.MAP_SHARED | mmap.MAP_POPULATE) as own:
+
+        def written(mapping: mmap.mmap, offset_bytes: int, length_bytes: int) -> None:
+            own[:3] = b"own"
+            map_piece(mapping, offset_bytes, length_bytes)
+
+        memory = map_memory_file(own_file, LENGTH, written)
+        assert bytes(memory.view[:3]) == b"own"
+        memory.close()
+
+
+def test_a_client_that_leaves_its_memory_alone_keeps_what_was_written(own_file: int) -> None:
+    registry, owner = TargetRegistry(1 << 30), CountingOwner("alice")
+    target = registry.register(owner, own_file, LENGTH)
+    for text in (b"one", b"two"):
+        lease = registry.lease("alice", asked(target), LENGTH)
+        target.check_whole()
+        lease.view[:3] = text
+        lease.end()
+    registry.release(target, lambda: None)
+    assert os.pread(own_file, 3, 0) == b"two"
+    again = registry.register(owner, own_file, LENGTH)  # as after a session that was lost
+    assert bytes(registry.lease("alice", asked(again), LENGTH).view[:3]) == b"two"
+    assert owner.ended == 0
+
+
+def test_pages_elsewhere_in_a_file_do_not_make_up_for_holes() -> None:
+    registry, owner = TargetRegistry(1 << 30), CountingOwner("alice")
+    descriptor = os.memfd_create("sparse", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, LENGTH)
+        fallocate(descriptor, KEEP_SIZE, LENGTH, LENGTH)  # beyond its end
+        fcntl.fcntl(descriptor, 1033, SEAL_SHRINK)
+        with pytest.raises(InvalidRequest, match="holes"):
+            registry.register(owner, descriptor, LENGTH)
+        os.posix_fallocate(descriptor, 0, LENGTH)
+        registry.register(owner, descriptor, LENGTH)
+        with pytest.raises(PermissionError):  # its size, and so its pages, are settled now
+            fallocate(descriptor, KEEP_SIZE, LENGTH, LENGTH)
+    finally:
+        os.close(descriptor)
+
+
+def test_the_rest_of_a_file_counts_where_a_part_of_it_is_registered() -> None:
+    registry, owner = TargetRegistry(1 << 30), CountingOwner("alice")
+    descriptor = os.memfd_create("longer", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, 3 * LENGTH)
+        os.posix_fallocate(descriptor, LENGTH, 2 * LENGTH)
+        fcntl.fcntl(descriptor, 1033, SEAL_SHRINK)
+        with pytest.raises(InvalidRequest, match="holes"):
+            registry.register(owner, descriptor, LENGTH)
+        os.posix_fallocate(descriptor, 0, LENGTH)
+        target = registry.register(owner, descriptor, LENGTH)
+        assert len(registry.lease("alice", asked(target), LENGTH).view) == LENGTH
+    finally:
+        os.close(descriptor)
+
+
+def test_a_file_that_can_grow_and_take_no_seal_is_refused() -> None:
+    registry, owner = TargetRegistry(1 << 30), CountingOwner("alice")
+    descriptor = sealed_memory_file(LENGTH, seals=SEAL_SHRINK | SEAL_SEAL)
+    try:
+        with pytest.raises(InvalidRequest, match="F_SEAL_GROW"):
+            registry.register(owner, descriptor, LENGTH)
+    finally:
+        os.close(descriptor)

@@ -15,20 +15,20 @@ from objectcache.connectors.adapters import Adapters
 from objectcache.connectors.load_budget import LoadBudget
 from objectcache.connectors.namespace import KvNamespace
 from objectcache.connectors.vllm import ObjectCacheConnector
-from objectcache.connectors.vllm import loads as loads_module
-from objectcache.connectors.vllm.arena import Arena
 from objectcache.connectors.vllm.geometry import EngineGeometry, read_geometry
-from objectcache.connectors.vllm.loads import Loads
-from objectcache.connectors.vllm.lookups import Lookup, Lookups
-from objectcache.connectors.vllm.paged_layout import runs
 from objectcache.connectors.vllm.plans import LoadPlan, SavePlan, StepVerdicts
-from objectcache.connectors.vllm.recently_saved import BLOCKS_MAX, VALID_S, RecentlySaved
-from objectcache.connectors.vllm.saves import PIECE_BLOCKS_MAX, Piece, Saves, pieces
-from objectcache.connectors.vllm.scheduler_side import SchedulerSide, SideRoles
+from objectcache.connectors.vllm.scheduler.lookups import Lookup, Lookups
+from objectcache.connectors.vllm.scheduler.recently_saved import BLOCKS_MAX, VALID_S, RecentlySaved
+from objectcache.connectors.vllm.scheduler.scheduler_side import SchedulerSide, SideRoles
+from objectcache.connectors.vllm.scheduler.tainted import OpenSteps, TaintedBlocks
 from objectcache.connectors.vllm.settings import VllmSettings, read_settings
-from objectcache.connectors.vllm.staging import Staging
-from objectcache.connectors.vllm.tainted import OpenSteps, TaintedBlocks
-from objectcache.connectors.vllm.worker_side import numbered, ordered_names, staging_slots
+from objectcache.connectors.vllm.worker import loads as loads_module
+from objectcache.connectors.vllm.worker.arena import Arena
+from objectcache.connectors.vllm.worker.loads import Loads
+from objectcache.connectors.vllm.worker.paged_layout import runs
+from objectcache.connectors.vllm.worker.saves import PIECE_BLOCKS_MAX, Piece, Saves, pieces
+from objectcache.connectors.vllm.worker.staging import Staging
+from objectcache.connectors.vllm.worker.worker_side import numbered, ordered_names, staging_slots
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import GIB, KIB

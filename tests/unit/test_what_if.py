@@ -11,6 +11,7 @@ import pytest
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT
+from objectcache_schemas.schedule import PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.what_if.__main__ import main
 from objectcache_storage_server.what_if.prediction import POLICIES, Link, predict
@@ -19,6 +20,7 @@ from objectcache_storage_server.what_if.simulation import LAYERS_MAX, layer_arri
 from tests.unit.paper_tables import LINK_GBPS, MARGIN_GBPS, WORKLOADS
 
 HEADER = "name,bytes_per_layer,compute_window_s,num_layers"
+FOR_LIFE = ("--rates", "for_life")
 GOOD = f"{HEADER}\none,1000000,0.01,32\ntwo,2000000,0.5,16\n"
 
 
@@ -185,7 +187,7 @@ def test_more_than_eight_requests_have_no_lower_bound() -> None:
 def test_the_simulation_sends_every_layer_in_order_and_keeps_the_link_busy() -> None:
     demands = WORKLOADS["B"].demands
     cap = WORKLOADS["B"].cap_bytes_per_s
-    arrivals_s = layer_arrivals(demands, cap, {})
+    arrivals_s = layer_arrivals("stall_dynamic", demands, cap, {})
     for demand, layers_s in zip(demands, arrivals_s, strict=True):
         assert len(layers_s) == demand.num_layers
         assert layers_s == sorted(layers_s)
@@ -193,9 +195,24 @@ def test_the_simulation_sends_every_layer_in_order_and_keeps_the_link_busy() -> 
     assert last_s == pytest.approx(sum(demand.payload_bytes for demand in demands) / cap, rel=0.01)
 
 
+@pytest.mark.parametrize("policy", ["equal", "bw_prop"])
+def test_what_an_early_finisher_leaves_is_divided_unless_rates_are_for_life(
+    policy: PolicyName,
+) -> None:
+    requests, link = paper_requests("B"), paper_link("B")
+    ((every,), (for_life,)) = (
+        predict([policy], requests, link, rates) for rates in ("every_epoch", "for_life")
+    )
+    assert not every.are_for_life
+    assert for_life.are_for_life
+    assert every.added_ttft_s < for_life.added_ttft_s
+    for shared, alone in zip(every.requests, for_life.requests, strict=True):
+        assert shared.rate_bytes_per_s >= 0.99 * alone.rate_bytes_per_s
+
+
 def test_a_tenants_cap_holds_in_the_simulation() -> None:
     demands = [Demand(10**7, 0.01, 10, tenant=tenant) for tenant in ("a", "b")]
-    capped_s, free_s = layer_arrivals(demands, 1e9, {"a": 1e8})
+    capped_s, free_s = layer_arrivals("stall_dynamic", demands, 1e9, {"a": 1e8})
     assert 0.98 <= capped_s[-1] <= 1.0 + 0.1  # 10^8 bytes, after at most all of the other's
     assert free_s[-1] <= 0.2
 
@@ -203,7 +220,7 @@ def test_a_tenants_cap_holds_in_the_simulation() -> None:
 def test_a_simulation_that_would_take_too_long_is_refused() -> None:
     demands = [Demand(10**6, 0.1, 4000)] * (LAYERS_MAX // 4000 + 1)
     with pytest.raises(InvalidRequest, match=r"at most 400,000 layers .* not 404,000"):
-        layer_arrivals(demands, 1e9, {})
+        layer_arrivals("equal", demands, 1e9, {})
 
 
 # --- the command ---
@@ -221,7 +238,9 @@ def printed(
 def test_json_of_one_policy_is_an_object_with_stable_keys(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    document: dict[str, Any] = json.loads(printed(capsys, tmp_path, "--policy", "equal", "--json"))
+    document: dict[str, Any] = json.loads(
+        printed(capsys, tmp_path, *FOR_LIFE, "--policy", "equal", "--json")
+    )
     assert list(document) == [
         *("policy", "cap_gbps", "requests", "total_ttft_s", "total_stall_s"),
         *("added_ttft_s", "lower_bound_s"),
@@ -251,7 +270,7 @@ def test_json_of_all_policies_is_a_list_of_such_objects(
 def test_the_table_has_a_row_a_request_with_two_decimals_and_the_totals(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    lines = printed(capsys, tmp_path, "--policy", "kv_prop").splitlines()
+    lines = printed(capsys, tmp_path, *FOR_LIFE, "--policy", "kv_prop").splitlines()
     rows = [line.split() for line in lines]
     assert ["one", "0.25", "1,034.0", "714.0"] in rows
     assert ["two", "0.25", "8,064.0", "64.0"] in rows
@@ -279,7 +298,7 @@ def test_the_margin_raises_the_calibrated_rates_alone(
     content = f"{HEADER}\na,1000000,0.1,4\n"  # 0.08 Gbps without a stall
 
     def rate(policy: str, margin: str) -> float:
-        flags = ["--policy", policy, "--margin-gbps", margin, "--json"]
+        flags = [*FOR_LIFE, "--policy", policy, "--margin-gbps", margin, "--json"]
         document = json.loads(printed(capsys, tmp_path, *flags, content=content))
         return float(document["requests"][0]["rate_gbps"])
 
@@ -292,7 +311,7 @@ def test_weights_and_tenants_caps_reach_the_policies(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     content = f"{HEADER},weight,tenant\na,1,1,1,3,x\nb,1,1,1,1,y\nc,1,1,1,1,z\n"
-    flags = ["--policy", "equal", "--json", "--tenant-cap", "y=0.02"]
+    flags = [*FOR_LIFE, "--policy", "equal", "--json", "--tenant-cap", "y=0.02"]
     document = json.loads(printed(capsys, tmp_path, *flags, content=content))
     rates = [request["rate_gbps"] for request in document["requests"]]
     assert rates == pytest.approx([0.36, 0.02, 0.12])
@@ -316,6 +335,7 @@ def test_weights_and_tenants_caps_reach_the_policies(
         (["--all", "--cap-gbps", "1", "--tenant-cap", "one=x"], "'x' is not a number"),
         (["--all", "--cap-gbps", "1", "--tenant-cap", "one=0"], "--tenant-cap one must be more"),
         (["--all", "--cap-gbps", "1", "--tenant-cap", "six=1"], "no request is of this tenant"),
+        (["--all", "--cap-gbps", "1", "--rates", "ever"], "invalid choice: 'ever'.*for_life"),
         (["--all", "--cap-gbps", "1", "--unknown"], "unrecognized arguments: --unknown"),
     ],
 )

@@ -22,11 +22,16 @@ from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.target_messages import (
+    CancelGet,
     FabricOpened,
+    GetBegun,
+    GetEnded,
+    GetPrefix,
     LayersConsumed,
     LayersReady,
     NixlNames,
     OpenFabric,
+    PassGiven,
     RegisterRemoteTarget,
     RegisterTarget,
     ReturnCredits,
@@ -55,6 +60,10 @@ DESCRIPTOR = msgspec.msgpack.encode(
     }
 )
 
+WHO_ASKS = msgspec.msgpack.encode(
+    msgspec.msgpack.decode(DESCRIPTOR)
+    | {"context_tokens": 12, "fingerprint": "llama-tp2", "computed_tokens": 4}
+)
 TAIL_PUT = msgspec.msgpack.encode(
     {
         "v": 1,
@@ -77,12 +86,18 @@ VERBS_ADDRESS = VerbsAddress(
     [
         LAYOUT.to_bytes(),
         DESCRIPTOR,
+        WHO_ASKS,
         msgspec.msgpack.encode(DeliveryOutcome(v=1, chunk_count=2, payload_bytes=32)),
         msgspec.msgpack.encode(MatchRequest(v=1, chunk_keys=("a", "b"))),
         msgspec.msgpack.encode(MatchReply(v=1, matched=1)),
         encode_frame(RegisterTarget(length_bytes=4096)),
         encode_frame(LayersReady(tag=7, end_layer=1)),
         encode_frame(LayersConsumed(tag=7, end_layer=1, compute_s=0.0088)),
+        encode_frame(PassGiven(bucket="kv", lives_s=60.0)),
+        encode_frame(GetPrefix(tag=7, bucket="kv", descriptor=b"\x86", request_id="A1")),
+        encode_frame(GetBegun(tag=7, delivery="layerwise", chunk_count=2, path="agg")),
+        encode_frame(GetEnded(tag=7, payload_bytes=32)),
+        encode_frame(CancelGet(tag=7)),
         LENGTH.pack(len(TAIL_PUT)) + TAIL_PUT,
         msgspec.msgpack.encode(OpenFabric(transport="nixl")),
         msgspec.msgpack.encode(FabricOpened(endpoint=NAMES)),
@@ -95,12 +110,18 @@ VERBS_ADDRESS = VerbsAddress(
     ids=[
         "layout",
         "descriptor",
+        "who asks",
         "outcome",
         "match",
         "matched",
         "register",
         "ready",
         "consumed",
+        "pass",
+        "get",
+        "begun",
+        "ended",
+        "cancel",
         "put",
         "open",
         "opened",

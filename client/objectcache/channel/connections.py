@@ -50,6 +50,7 @@ class ConnectionPool:
         is_https = endpoint.scheme == "https"
         self._tls = (tls or ssl.create_default_context()) if is_https else None
         self.tls = self._tls
+        self.url = endpoint.url  # of whom the connections are to
         self._idle: list[Connection] = []
         self._open_count = 0
         self._closed = False

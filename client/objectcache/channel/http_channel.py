@@ -258,7 +258,7 @@ class HttpChannel:
         except ObjectCacheError:
             body = b""
         exchange.finish()
-        raise parse_error(response.status, exchange.header, body)
+        raise parse_error(response.status, exchange.header, body, self.pool.url)
 
 
 def connect(connection: Connection) -> None:

@@ -106,7 +106,7 @@ def get(
     would write to the same memory.
     """
     repeatable = descriptor.rdma_target is None
-    data = _descriptor_bytes(descriptor)
+    data = descriptor_bytes(descriptor)
     if len(data) * 4 <= DESCRIPTOR_HEADER_BYTES_MAX * 3:
         extra = {headers.DESCRIPTOR: descriptor.to_header(), **(asked or {})}
         path = _path(bucket, descriptor.chunk_keys[-1])
@@ -189,11 +189,12 @@ def _path(bucket: str, key: str | None = None) -> str:
 
 
 def _put_preamble(descriptor: Descriptor) -> bytes:
-    data = _descriptor_bytes(descriptor)
+    data = descriptor_bytes(descriptor)
     return LENGTH.pack(len(data)) + data
 
 
-def _descriptor_bytes(descriptor: Descriptor) -> bytes:
+def descriptor_bytes(descriptor: Descriptor) -> bytes:
+    """The descriptor as it is sent. Raises `InvalidRequest` for what cannot be."""
     try:
         return descriptor.to_bytes()
     except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:

@@ -12,11 +12,25 @@ from objectcache.channel.error_xml import parse_error_fields
 from objectcache.deliveries.payload import PayloadShape
 from objectcache_schemas import headers
 from objectcache_schemas.descriptor import DeliveryMode, DeliveryOutcome, Descriptor, MatchReply
-from objectcache_schemas.errors import ERRORS, DeliveryFailed, ErrorDetails, ObjectCacheError
+from objectcache_schemas.errors import (
+    ERRORS,
+    DeliveryFailed,
+    ErrorDetails,
+    InvalidRequest,
+    ObjectCacheError,
+)
+from objectcache_schemas.messages import WindowSource
+from objectcache_schemas.target_messages import GetBegun
 
 T = TypeVar("T")
 HeaderLookup = Callable[[str], str | None]
 
+SERVER_NAME = "ObjectCache"  # a gateway's
+NAME_CHARS_MAX = 64
+ADMIN_API_TOLD = (
+    "answered, but not as S3: it is ObjectCache's admin API; the S3 port is the one that "
+    "`objectcache serve` prints first, by default one below this"
+)
 REPLY_BYTES_MAX = 1 << 20  # of everything that is not a payload
 _CODE_BY_STATUS = {
     403: "AccessDenied",
@@ -68,8 +82,10 @@ class DeliveryHead:
         )
 
 
-def parse_error(status: int, header: HeaderLookup, body: bytes) -> ObjectCacheError:
-    """The error that an answer with a status of 300 or more stands for.
+def parse_error(
+    status: int, header: HeaderLookup, body: bytes, url: str = "the endpoint"
+) -> ObjectCacheError:
+    """The error that an answer with a status of 300 or more stands for; `url` is whom it is from.
 
     A code that this version does not know, and an answer without an S3 error in it (a proxy's page,
     say), become the class that fits the status.
@@ -78,7 +94,10 @@ def parse_error(status: int, header: HeaderLookup, body: bytes) -> ObjectCacheEr
     code, message = fields.get("Code", ""), fields.get("Message", "")
     if code not in ERRORS:
         told = ": ".join(part for part in (code, message) if part)
-        message = f"HTTP status {status}" + (f", {told}" if told else " without an S3 error")
+        if not told and header(headers.ADMIN_API) is not None:
+            return InvalidRequest(f"{url} {ADMIN_API_TOLD}")
+        message = f"HTTP status {status}"
+        message += f", {told}" if told else f" without an S3 error: {_who_answered(header, url)}"
         code = _code_by_status(status)
     error = ERRORS[code].error_class(message, code=code)
     error.details = ErrorDetails(
@@ -88,6 +107,16 @@ def parse_error(status: int, header: HeaderLookup, body: bytes) -> ObjectCacheEr
         retry_after_s=_number(header("retry-after")),
     )
     return error
+
+
+def _who_answered(header: HeaderLookup, url: str) -> str:
+    """What is known of whoever sends no S3 errors: a proxy, or a server of another kind."""
+    server = (header("server") or "").strip()[:NAME_CHARS_MAX]
+    if server == SERVER_NAME:
+        return f"{url} is a gateway of ObjectCache, and answers so where no body may follow"
+    kind = (header("content-type") or "nothing").strip()[:NAME_CHARS_MAX]
+    named = f"a server that calls itself {server!r}" if server else "a server that has no name"
+    return f"{url} answered, but not as S3: {named} sent {kind}; is the endpoint right?"
 
 
 def parse_reply(body: bytes, kind: type[T], what: str) -> T:
@@ -108,26 +137,47 @@ def parse_match(body: bytes, chunk_count: int) -> int:
 
 def parse_delivery_head(header: HeaderLookup, descriptor: Descriptor) -> DeliveryHead:
     """Headers of an accepted get; raises `ObjectCacheError` where they contradict the request."""
-    mode = header(headers.DELIVERY)
     chunk_count = _whole_number(header(headers.CHUNK_COUNT))
     layer_bytes = _whole_number(header(headers.LAYER_BYTES))
-    if mode not in ("layerwise", "chunkwise"):
-        raise ObjectCacheError(f"the server sent {headers.DELIVERY}: {mode}")
-    if chunk_count is None or not 0 <= chunk_count <= len(descriptor.chunk_keys):
-        raise ObjectCacheError(f"the server sent {headers.CHUNK_COUNT}: {chunk_count}")
+    mode, chunk_count = _agreed(header(headers.DELIVERY), chunk_count, descriptor)
     if layer_bytes not in (None, chunk_count * descriptor.per_layer_chunk_bytes):
         raise ObjectCacheError(
             f"the server sent {headers.LAYER_BYTES}: {layer_bytes} for {chunk_count} chunks"
         )
     request_id = header(headers.REQUEST_ID) or ""
     return DeliveryHead(
-        DeliveryMode(mode),
+        mode,
         chunk_count,
         request_id,
         _whole_number(header(headers.RATE)),
         header(headers.PATH),
         header(headers.WINDOW_SOURCE),
     )
+
+
+def head_of_session_get(begun: GetBegun, descriptor: Descriptor, request_id: str) -> DeliveryHead:
+    """The same of a get that a session has asked for."""
+    mode, chunk_count = _agreed(begun.delivery, begun.chunk_count, descriptor)
+    source = begun.window_source
+    return DeliveryHead(
+        mode,
+        chunk_count,
+        request_id,
+        begun.rate_bytes_per_s,
+        begun.path or None,
+        None if source == WindowSource.NONE.value else source,
+    )
+
+
+def _agreed(
+    mode: str | None, chunk_count: int | None, descriptor: Descriptor
+) -> tuple[DeliveryMode, int]:
+    """Mode and chunks, where they do not contradict what was asked."""
+    if mode not in ("layerwise", "chunkwise"):
+        raise ObjectCacheError(f"the server sent {headers.DELIVERY}: {mode}")
+    if chunk_count is None or not 0 <= chunk_count <= len(descriptor.chunk_keys):
+        raise ObjectCacheError(f"the server sent {headers.CHUNK_COUNT}: {chunk_count}")
+    return DeliveryMode(mode), chunk_count
 
 
 def parse_outcome(body: bytes) -> DeliveryFailed | None:

@@ -34,11 +34,16 @@ class Signer:
     """
 
     def __init__(
-        self, endpoint: Endpoint, region: str, access_key: Callable[[], AccessKey]
+        self,
+        endpoint: Endpoint,
+        region: str,
+        access_key: Callable[[], AccessKey],
+        service: str = "s3",
     ) -> None:
         self._endpoint = endpoint
         self._region = region
         self._access_key = access_key
+        self._service = service
 
     def signed_headers(self, request: Request) -> dict[str, str]:
         """All headers to send with the request, the signature's among them."""
@@ -50,7 +55,7 @@ class Signer:
         aws_request.context["payload_sha256"] = self._payload_sha256(request)
         key = self._access_key()
         credentials = Credentials(key.access_key, key.secret_key, key.session_token)
-        auth: Any = _Auth(credentials, "s3", self._region)
+        auth: Any = _Auth(credentials, self._service, self._region)
         auth.add_auth(aws_request)
         signed = {name.lower(): value for name, value in aws_request.headers.items()}
         return signed | rewritten

@@ -323,10 +323,12 @@ def _need_extras(command: str, *extras: str) -> None:
 def _load_settings(config: str | None, data_dir: str | None, assignments: list[str]) -> Settings:
     """The settings that the servers will find, checked before any of them is started."""
     from objectcache_schemas.errors import InvalidRequest
+    from objectcache_schemas.settings import SECTIONS, check_paths
 
     try:
         settings = find_settings(config, data_dir, assignments)
         _ = settings.data_dir
+        check_paths(settings, *SECTIONS)
     except InvalidRequest as error:
         fail(error.message)
     return settings

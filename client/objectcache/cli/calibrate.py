@@ -212,7 +212,12 @@ def _write(file: Path, text: str) -> None:
 
 
 def default_credentials(data_dir: str | None) -> Path | None:
-    """The root credentials beside the data, where they can be read."""
+    """The root credentials beside the data, where they can be read.
+
+    Raises `InvalidRequest` where there is no such directory.
+    """
+    if data_dir and not Path(data_dir).is_dir():
+        raise InvalidRequest(f"--data-dir {data_dir}: there is no such directory")
     file = Path(data_dir) / ROOT_CREDENTIALS_FILE if data_dir else None
     return file if file and os.access(file, os.R_OK) else None
 

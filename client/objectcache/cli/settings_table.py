@@ -7,12 +7,12 @@ from typing import Annotated, get_args, get_origin
 
 import msgspec
 
-from objectcache_schemas.limits import GIB, KIB, MIB
 from objectcache_schemas.root_key import (
     ROOT_ACCESS_KEY_VARIABLE,
     ROOT_CREDENTIALS_FILE,
     ROOT_SECRET_KEY_VARIABLE,
 )
+from objectcache_schemas.setting_values import in_binary_unit
 from objectcache_schemas.settings import ENVIRONMENT_PREFIX, SECTIONS, setting_fields
 
 INTRODUCTION = """\
@@ -83,12 +83,5 @@ def default_text(name: str, default: object) -> str:
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     if isinstance(default, int) and "_bytes_" in f"{name}_":
-        return f"`{default}`{_in_binary_unit(default)}"
+        return f"`{default}`{in_binary_unit(default)}"
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
-
-
-def _in_binary_unit(count_bytes: int) -> str:
-    for unit_bytes, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if count_bytes >= unit_bytes and count_bytes % unit_bytes == 0:
-            return f" ({count_bytes // unit_bytes} {unit})"
-    return ""

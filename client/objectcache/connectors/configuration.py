@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -25,6 +27,11 @@ LOOKUP_TIMEOUT_S = 0.5  # an engine waits for it before it computes
 _FABRIC = FabricSettings()
 _SECONDS = ("timeout_s", "lookup_timeout_s")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_FABRIC_PACKAGES = {
+    TransportChoice.NIXL: ("nixl_cu12", "pip install --no-deps nixl-cu12"),
+    TransportChoice.VERBS: ("pyverbs", "install the system's package python3-pyverbs"),
+}
 _VARIABLES = {
     "endpoint": "OBJECTCACHE_ENDPOINT",
     "bucket": "OBJECTCACHE_BUCKET",
@@ -43,6 +50,8 @@ class StoreConfiguration:
     `load_bytes_max` bounds what an engine's loads hold together, each rounded up by
     `file_bytes_for`; a client's memory for them may be a third larger.
     `nixl_devices`, `nixl_ucx` and `verbs_device` are those of `FabricSettings`.
+    `compute_profile` names the engine's compute profile on the server, in the place of the name
+    that its model leads to; engines that load whole chunks have no use for it.
     `credentials_file` in a mapping names an AWS shared credentials file (its default profile), so
     that no secret stands in a command line.
     """
@@ -61,6 +70,7 @@ class StoreConfiguration:
     nixl_devices: str = _FABRIC.nixl_devices
     nixl_ucx: str = _FABRIC.nixl_ucx
     verbs_device: str = _FABRIC.verbs_device
+    compute_profile: str = ""
 
     @classmethod
     def from_mapping(
@@ -101,7 +111,7 @@ class StoreConfiguration:
             timeout_s=self.timeout_s,
             connections_max=connections_max,
             target_bytes_max=pool_bytes_for(self.load_bytes_max),
-            tls=client_context(self.ca_file),
+            tls=_tls(self.ca_file),
             fabric=FabricSettings(self.nixl_devices, self.nixl_ucx, self.verbs_device),
         )
 
@@ -116,10 +126,20 @@ class StoreConfiguration:
         return client.shared_memory_target
 
 
+def _tls(ca_file: str | None) -> ssl.SSLContext | None:
+    try:
+        return client_context(ca_file)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"connector setting 'ca_file': {error.message}") from error
+
+
 def _of_file(name: object) -> dict[str, Any]:
     if name is None:
         return {}
-    access_key, secret_key = read_credentials(Path(str(name)))
+    try:
+        access_key, secret_key = read_credentials(Path(str(name)))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"connector setting 'credentials_file': {error.message}") from error
     return {"access_key": access_key, "secret_key": secret_key}
 
 
@@ -130,10 +150,28 @@ def _without_file(values: Mapping[str, Any]) -> dict[str, Any]:
 def _check_words(chosen: Mapping[str, Any]) -> None:
     """Raise `InvalidRequest` now for what the first request would fail with."""
     Endpoint.parse(chosen["endpoint"])
-    TransportChoice.parse(chosen.get("transport", TransportChoice.AUTO.value))
+    _check_fabric(TransportChoice.parse(chosen.get("transport", TransportChoice.AUTO.value)))
+    profile = chosen.get("compute_profile", "")
+    if profile and not _PROFILE.fullmatch(profile):
+        raise InvalidRequest(
+            "connector setting 'compute_profile' must be 1 to 128 letters, digits, '.', '_', '-' "
+            f"and begin with a letter or digit, got {profile!r}"
+        )
     if not _BUCKET.fullmatch(chosen["bucket"]):
         raise InvalidRequest(
             f"connector setting 'bucket' must be 3 to 63 of a-z 0-9 . -, got {chosen['bucket']!r}"
+        )
+
+
+def _check_fabric(transport: TransportChoice) -> None:
+    """Raise `InvalidRequest` where the library of a fabric that was asked for is missing. Loads
+    would fail one by one, each as a miss, and the engine compute everything.
+    """
+    package, remedy = _FABRIC_PACKAGES.get(transport, ("", ""))
+    if package and importlib.util.find_spec(package) is None:
+        raise InvalidRequest(
+            f"connector setting 'transport' is {transport.value!r}, and {package} is not installed "
+            f"in this environment: {remedy}, or set 'transport' to 'auto'"
         )
 
 

@@ -48,13 +48,25 @@ class KvNamespace:
     def prefix(self) -> str:
         """`model/digest/rank/`: the digest is over every field."""
         digest = hashlib.sha256(msgspec.msgpack.encode(astuple(self))).hexdigest()
-        slug = _NOT_IN_SLUG.sub("-", self.model).strip("-.")[-_SLUG_CHARS_MAX:] or "model"
-        return f"{slug}/{digest[:_DIGEST_CHARS]}/{self.rank}/"
+        return f"{model_slug(self.model)}/{digest[:_DIGEST_CHARS]}/{self.rank}/"
 
     def keys(self, hashes: Sequence[bytes | str]) -> list[str]:
         """The keys of chunks with these hashes; bytes stand for their hex."""
         prefix = self.prefix
         return [prefix + (part.hex() if isinstance(part, bytes) else part) for part in hashes]
+
+
+def model_slug(model: str) -> str:
+    """A model's name or path in letters, digits, `.`, `_` and `-`; its end where it is long."""
+    return _NOT_IN_SLUG.sub("-", model).strip("-.")[-_SLUG_CHARS_MAX:] or "model"
+
+
+def compute_fingerprint(model: str, tensor_ranks: int) -> str:
+    """What computes, as servers are told it, and the name under which they look for a compute
+    profile: the model's, and on how many ranks its layers are computed where these are several.
+    """
+    slug = model_slug(model).lstrip("-._")  # a profile's name begins with a letter or digit
+    return f"{slug or 'model'}-tp{tensor_ranks}" if tensor_ranks > 1 else slug or "model"
 
 
 def keys_of_all_ranks(ranks: Sequence[KvNamespace], hashes: Sequence[bytes | str]) -> list[str]:

@@ -15,7 +15,9 @@ from typing import Any
 
 from objectcache.connectors.load_budget import LoadBudget
 from objectcache.connectors.missing_engine import missing_engine
+from objectcache.connectors.namespace import compute_fingerprint
 from objectcache.connectors.outage import forget_frames
+from objectcache.connectors.sglang.batch_timings import BatchTiming, BatchTimings, timed_counter
 from objectcache.connectors.sglang.device_pool import DevicePages, DevicePool
 from objectcache.connectors.sglang.linked_loads import Load, load_layers
 from objectcache.connectors.sglang.served_model import identity_of
@@ -27,6 +29,7 @@ from objectcache.connectors.sglang.settings import (
     read_settings,
 )
 from objectcache.connectors.sglang.worker import Worker
+from objectcache.connectors.timing.moments import clock_of
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 
 try:
@@ -96,7 +99,16 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         self._store = self._stores.open(shape, rank)
         chunk_bytes = _layers_max(params, self._pool.num_layers) * shape.slice_bytes
         self._budget = LoadBudget(settings.load_bytes_max, chunk_bytes, LOADS_MAX)
-        self.layer_done_counter = _LayerWiseLoadCounter(self._pool.num_layers)
+        self._timings = BatchTimings(
+            clock_of(self._pool.device),
+            settings.compute_profile or compute_fingerprint(identity.model, tensor_parallel[1]),
+            num_layers=self._pool.num_layers,
+            page_tokens=params.page_size,
+            step_tokens_max=_step_tokens_max(server_args),
+        )
+        self.layer_done_counter = timed_counter(
+            _LayerWiseLoadCounter, self._pool.num_layers, self._timings
+        )
         self._pending: dict[str, Load] = {}
         self._results: Queue[bool] = Queue()
         self._loader = Worker("objectcache-load")
@@ -111,6 +123,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         kv = _kv_of(transfers)
         if kv is None:
             return []
+        self._timings.looked_up(rid, len(kv.keys))
         keys = kv.keys[: self._budget.fitting(len(kv.keys))]
         return list(range(1, self._store.match(keys) + 1))
 
@@ -137,12 +150,15 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         """Begin what is queued; the batch's index at `layer_done_counter`, or -1 for nothing."""
         if not self._pending:
             return -1
-        loads, self._pending = list(self._pending.values()), {}
+        pending, self._pending = self._pending, {}
+        loads = list(pending.values())
         self._budget.clear()
         index: int = self.layer_done_counter.update_producer()
+        pages = [(rid, len(load.hashes)) for rid, load in pending.items()]
+        timing = self._timings.batch_begins(index, pages)
         ready = _device_module.Event()  # the slots were freed by work that may still be queued
         ready.record()
-        self._loader.put(lambda: self._load(index, loads, ready))
+        self._loader.put(lambda: self._load(index, loads, ready, timing))
         return index
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
@@ -150,11 +166,11 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         landed: bool = self.layer_done_counter.finish(counter_index)
         return landed
 
-    def _load(self, index: int, loads: list[Load], ready: Any) -> None:
+    def _load(self, index: int, loads: list[Load], ready: Any, timing: BatchTiming) -> None:
         try:
             ready.synchronize()
             complete = partial(self.layer_done_counter.complete, index)
-            load_layers(self._store, self._pool, loads, complete, _device_module)
+            load_layers(self._store, self._pool, loads, complete, _device_module, timing)
             self._stores.outage.answered("a load")
         except BaseException as error:  # the forward would wait for ever
             self._note("a load", error)
@@ -209,6 +225,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
             except Empty:
                 break
         self.layer_done_counter.reset()
+        self._timings.reset()
 
     def close(self) -> None:
         """As `reset`, then end the threads and close connections."""
@@ -242,6 +259,12 @@ def _check_supported(params: Any, components: Any) -> None:
         )
     if params.mtp_draft_device_pools or params.sidecar_draft_device_pools:
         raise InvalidRequest("the linker does not store draft KV; turn speculative decoding off")
+
+
+def _step_tokens_max(server_args: Any) -> int | None:
+    """What SGLang computes of a prompt in one forward; None where it is not bounded."""
+    size = getattr(server_args, "chunked_prefill_size", None)
+    return size if isinstance(size, int) and size > 0 else None
 
 
 def _tensor_parallel(params: Any) -> tuple[int, int]:

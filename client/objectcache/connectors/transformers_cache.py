@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from objectcache.connectors.layer_timings import LayerTimings
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.model_identity import identify
 from objectcache.connectors.namespace import KvNamespace
@@ -101,9 +102,17 @@ class LayerwiseCache(_DynamicCache):
 
     layers: list[Any]
 
-    def __init__(self, config: Any, delivery: Delivery, layout: KvLayout) -> None:
-        """`layout` is `layout_of` the same configuration. Raises `InvalidRequest` where the
-        delivery has not all of its layers.
+    def __init__(
+        self,
+        config: Any,
+        delivery: Delivery,
+        layout: KvLayout,
+        timings: LayerTimings | None = None,
+    ) -> None:
+        """`layout` is `layout_of` the same configuration. With its model's `timings` the server
+        hears how long each layer was computed; without, what its waits tell, and on a device, of
+        which they tell nothing, not even that. Raises `InvalidRequest` where the delivery has not
+        all of its layers.
         """
         super().__init__(config=config)
         if delivery.layers != range(layout.num_layers) or len(self.layers) != layout.num_layers:
@@ -111,7 +120,7 @@ class LayerwiseCache(_DynamicCache):
                 f"the delivery has the layers {delivery.layers}, the model {len(self.layers)}"
             )
         self.layers = [
-            _ArrivingLayer(delivery, index, layout.chunk_tokens)
+            _ArrivingLayer(delivery, index, layout.chunk_tokens, timings)
             for index in range(layout.num_layers)
         ]
 
@@ -119,11 +128,14 @@ class LayerwiseCache(_DynamicCache):
 class _ArrivingLayer(_DynamicLayer):
     """One layer: the prefix's KV when it has come, and what the model adds to it."""
 
-    def __init__(self, delivery: Delivery, layer: int, chunk_tokens: int) -> None:
+    def __init__(
+        self, delivery: Delivery, layer: int, chunk_tokens: int, timings: LayerTimings | None
+    ) -> None:
         super().__init__()
-        self._delivery: Delivery | None = delivery if delivery.chunk_count else None
+        self._delivery: Delivery | None = delivery
         self._layer = layer
         self._chunk_tokens = chunk_tokens
+        self._timings = timings
 
     def get_seq_length(self) -> int:
         if self._delivery is not None:
@@ -134,19 +146,36 @@ class _ArrivingLayer(_DynamicLayer):
     def update(
         self, key_states: Any, value_states: Any, *arguments: Any, **more: Any
     ) -> tuple[Any, Any]:
-        if self._delivery is None:
-            both: tuple[Any, Any] = super().update(key_states, value_states, *arguments, **more)
-            return both
-        payload = self._delivery.wait_layer(self._layer)
+        delivery, self._delivery = self._delivery, None
+        timings, self._timings = self._timings, None
+        if delivery is not None and self._layer == delivery.layers.start:
+            self._begin(delivery, timings, key_states)
+        if timings is not None:
+            timings.wait_begins()
+        if delivery is not None and delivery.chunk_count:
+            self._join(delivery, key_states, value_states)
+        else:
+            super().update(key_states, value_states, *arguments, **more)
+        if delivery is not None and timings is not None:
+            timings.wait_ended(self._layer, is_last=self._layer == delivery.layers.stop - 1)
+        return self.keys, self.values
+
+    def _begin(self, delivery: Delivery, timings: LayerTimings | None, key_states: Any) -> None:
+        if timings is not None:
+            before = delivery.chunk_count * self._chunk_tokens
+            timings.prefill_begins(delivery, key_states.shape[-2], before)
+        elif key_states.device.type != "cpu":
+            delivery.report_explicitly()  # the calls run ahead of the device
+
+    def _join(self, delivery: Delivery, key_states: Any, value_states: Any) -> None:
+        payload = delivery.wait_layer(self._layer)
         stored = _chunks_view(payload, self._chunk_tokens, key_states)
         self.lazy_initialization(key_states, value_states)
         self.keys = _joined(stored[:, 0], key_states)
         self.values = _joined(stored[:, 1], value_states)
-        self._delivery = None
-        return self.keys, self.values
 
     def reset(self) -> None:
-        self._delivery = None
+        self._delivery = self._timings = None
         super().reset()
 
 

@@ -27,8 +27,10 @@ from objectcache.connectors.model_identity import identify
 from objectcache.connectors.namespace import KvNamespace
 from objectcache.connectors.outage import Outage
 from objectcache.connectors.stored_chunks import match_prefix, put_chunks_absent
-from objectcache.connectors.vllm.paged_layout import Bytes, runs
+from objectcache.connectors.vllm.reports.engine_log import log_through_engine, start_told
 from objectcache.connectors.vllm.store import Complaints, Store
+from objectcache.connectors.vllm.worker.paged_layout import Bytes, runs
+from objectcache_schemas.compute_windows import WHOLE_S
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import MIB
@@ -139,6 +141,18 @@ class ObjectCacheTier(SecondaryTierManager):
         Raises `InvalidRequest` naming the one that is unknown, of the wrong type, or missing.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        log_through_engine()
+        with start_told("ObjectCacheTier"):
+            self._start(offloading_spec, primary_kv_view, tier_type, locality, settings)
+
+    def _start(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        locality: str | None,
+        settings: Mapping[str, Any],
+    ) -> None:
         self.locality = None if locality is None else Locality(locality)
         configuration = StoreConfiguration.from_mapping(settings, os.environ)
         namespace = _namespace(offloading_spec.config, configuration.weights_revision, os.environ)
@@ -157,10 +171,7 @@ class ObjectCacheTier(SecondaryTierManager):
         self._finished: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._loading: dict[int, list[bytes]] = {}
         self._complaints = Complaints(logger, "moving chunks of KV failed")
-        windows = {
-            group.group_id: group.sliding_window_size_in_chunks
-            for group in offloading_spec.config.groups
-        }
+        windows = _windows(offloading_spec.config.groups)
         self._lookups = _Lookups(self._match, windows, self._outage, tier_type)
 
     def _connect(self, timeout_s: float) -> Store:
@@ -311,7 +322,7 @@ class ObjectCacheTier(SecondaryTierManager):
         keys = self._namespace.keys(names)
         slots = [int(slot) for slot in job.chunk_ids]
         with self._store.bucket().fetch(
-            keys, delivery="chunkwise", on_missing="truncate"
+            keys, delivery="chunkwise", on_missing="truncate", compute_window_s=WHOLE_S
         ) as delivery:
             chunks = delivery.wait()[0]
             for first, count, slot in runs(slots[: len(chunks)]):
@@ -327,6 +338,22 @@ class ObjectCacheTier(SecondaryTierManager):
 
     def __repr__(self) -> str:
         return f"<ObjectCacheTier {self._namespace.prefix}, {len(self._jobs)} jobs>"
+
+
+def _windows(groups: Sequence[Any]) -> dict[int, int | None]:
+    """The chunks that each group needs in a run. vLLM before 0.33 does not tell a tier: then all of
+    a group's chunks must be stored from the first on, which is never wrong, and finds less.
+    """
+    untold = [group for group in groups if not hasattr(group, "sliding_window_size_in_chunks")]
+    if untold and len(groups) > 1:
+        logger.warning(
+            "vLLM %s does not tell which groups have a sliding window: their chunks are found only "
+            "where all from the prompt's first on are stored; vLLM 0.33 tells",
+            vllm_version,
+        )
+    return {
+        group.group_id: getattr(group, "sliding_window_size_in_chunks", None) for group in groups
+    }
 
 
 def _namespace(config: Any, weights_revision: str, environment: Mapping[str, str]) -> KvNamespace:

@@ -20,12 +20,14 @@ class Consumption:
     """The engine is through with the layers below `end_layer`.
 
     `compute_s` is what each layer that this adds took it, waiting left out; `waited_s` is how long
-    it stood still for all of them together, None where nobody saw it.
+    it stood still for all of them together, None where nobody saw it. `is_measured` tells that
+    `compute_s` is the engine's own word, not what the host's clock shows between two calls.
     """
 
     end_layer: int
     compute_s: float
     waited_s: float | None = None
+    is_measured: bool = False
 
 
 class ConsumptionMeter:
@@ -94,12 +96,13 @@ class ConsumptionMeter:
         count = layer + 1 - self._told_end
         if count <= 0:
             return None
+        is_measured = compute_s is not None
         if compute_s is None:
             begun_s = ready_s if self._told_s is None else max(ready_s, self._told_s)
             compute_s = max(0.0, now_s - begun_s) / count
         waited_s = None if self._told_s is None else max(0.0, ready_s - self._told_s)
         self._told_end, self._told_s = layer + 1, now_s
-        return Consumption(self._told_end, compute_s, waited_s)
+        return Consumption(self._told_end, compute_s, waited_s, is_measured)
 
     def _consume_held(self, now_s: float) -> Consumption | None:
         count = self._held_end - self._consumed_end
@@ -111,9 +114,11 @@ class ConsumptionMeter:
 
 
 class ConsumptionReports:
-    """Passes on what is consumed of one delivery, until it is closed. Thread-safe.
+    """Passes on what is consumed of one delivery. Thread-safe. It holds none of its memory.
 
-    `tell` must not block: an engine's loop calls it. `ended` is called once, at the close.
+    Nothing is deduced after the close. An engine that reports by itself may go on: its GPU is
+    behind its calls. `tell` must not block: an engine's loop calls it. `ended` is called once, at
+    the close.
     """
 
     def __init__(
@@ -132,7 +137,8 @@ class ConsumptionReports:
     def wait_begins(self, layer: int) -> None:
         """See `ConsumptionMeter.wait_begins`."""
         with self._lock:
-            self._pass_on(self._meter.wait_begins(layer, time.monotonic()))
+            if not self._closed:
+                self._pass_on(self._meter.wait_begins(layer, time.monotonic()))
 
     def wait_ended(self, layer: int) -> None:
         """See `ConsumptionMeter.wait_ended`."""
@@ -164,7 +170,7 @@ class ConsumptionReports:
             self._ended()
 
     def _pass_on(self, consumption: Consumption | None) -> None:
-        if consumption is not None and not self._closed:
+        if consumption is not None:
             self._tell(consumption)
 
 

@@ -70,12 +70,15 @@ class Delivery:
 
     @property
     def rate_bytes_per_s(self) -> int | None:
-        """The rate that the server assigned for the delivery's life; None: it assigned none."""
+        """The rate that the server assigned when the delivery began; None: it assigned none. It may
+        change while others come and go (the server's `scheduler.rates`).
+        """
         return self._head.rate_bytes_per_s if self._head else None
 
     @property
     def window_source(self) -> str | None:
-        """Where the server has the compute window from: descriptor, profile or learned.
+        """Where the server has the compute window from: descriptor, profile or learned; whole:
+        nothing is computed between layers; disbelieved: shorter than any layer takes.
 
         None: it has none, or does not say.
         """
@@ -107,6 +110,11 @@ class Delivery:
     def progress(self) -> LayerProgress:
         """The events behind this delivery, for event loops."""
         return self._progress
+
+    @property
+    def reports(self) -> ConsumptionReports:
+        """Where consumption is told, for whoever goes on telling when the delivery is let go."""
+        return self._reports
 
     def wait_layer(self, layer: int, timeout_s: float | None = None) -> Bytes:
         """Wait until a layer is usable: uint8[chunk_count, per_layer_chunk_bytes].
@@ -152,7 +160,8 @@ class Delivery:
 
         `compute_s` is what each of them took, waiting left out; by default the time since the last
         call, or since the first of them arrived. From the first call on nothing is deduced from
-        waits. A layer that has not arrived, or was told before, is ignored. Raises `InvalidRequest`
+        waits. A layer that has not arrived, or was told before, is ignored; calls after the close
+        are heard for as long as the server listens. Raises `InvalidRequest`
         for one that was not asked for, and for a `compute_s` that is no time.
         """
         self._progress.check(layer)

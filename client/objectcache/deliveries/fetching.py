@@ -2,79 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from objectcache.arguments import checked_count
-from objectcache.channel import requests
-from objectcache.channel.http_channel import Exchange
-from objectcache.channel.request_labels import current_traceparent, new_request_id
-from objectcache.channel.responses import DeliveryHead, parse_delivery_head
+from objectcache.channel.responses import DeliveryHead
 from objectcache.core import ClientCore, RegisteredMemory, TransportChoice
 from objectcache.deliveries.consumption import ConsumptionReports, no_reports
 from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.feedback import teach_windows, tell_session
+from objectcache.deliveries.fetch_request import (
+    FetchRequest,
+    begin_into_target,
+    begin_over_http,
+)
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.learned_windows import FetchShape
 from objectcache.deliveries.payload import PayloadShape
-from objectcache.deliveries.receivers import BodyReceiver, OutcomeReceiver, Receiver
+from objectcache.deliveries.receivers import BodyReceiver, Receiver
 from objectcache.deliveries.refusals import may_fall_back, was_refused
 from objectcache.memory.fabric_session import FabricRegion, GivenRegion, device_memory_of
 from objectcache.memory.landing import Landing, Region, SharedRegion, nothing
 from objectcache.memory.memory_file import MemoryFile
 from objectcache.memory.target_session import TargetSession
-from objectcache.memory.targets import FabricTarget, PlainTarget, SharedMemoryTarget, Target
+from objectcache.memory.targets import FabricTarget, PlainTarget, SharedMemoryTarget
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unavailable
-from objectcache_schemas.messages import DeliveryPath
 
 SHARED_MEMORY = TransportChoice.SHARED_MEMORY.value
 BODY = TransportChoice.BODY.value
-
-
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
-    """One fetch. `started_s` is by time.monotonic; the delivery's arrivals count from it."""
-
-    bucket: str
-    descriptor: Descriptor
-    target: Target | None
-    transport: TransportChoice
-    timeout_s: float
-    started_s: float
-    path: DeliveryPath | None = None
-    request_id: str = field(default_factory=new_request_id)
-
-    def __post_init__(self) -> None:
-        if self.target is None:
-            return
-        if not isinstance(self.target, Target):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidRequest(
-                f"target must be a PlainTarget or come from client.shared_memory_target, "
-                f"got {type(self.target).__name__}; a writable buffer fits in PlainTarget(buffer)"
-            )
-        if self.target.length_bytes < self.payload_bytes:
-            raise InvalidRequest(
-                f"the target holds {self.target.length_bytes} bytes, "
-                f"the payload needs {self.payload_bytes}"
-            )
-        _check_fits(self.target, self.transport)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the payload when every chunk is stored."""
-        return self.descriptor.payload_bytes(len(self.descriptor.chunk_keys))
-
-    def shape(self, chunk_count: int) -> FetchShape:
-        """What its compute times depend on, with as many chunks delivered."""
-        return FetchShape(self.bucket, chunk_count, self.descriptor.context_tokens)
-
-    def progress(self, silence_s_max: float | None) -> LayerProgress:
-        """Progress of a delivery that has not begun."""
-        first_layer, end_layer = self.descriptor.first_layer, self.descriptor.end_layer
-        return LayerProgress(first_layer, end_layer, self.started_s, silence_s_max)
 
 
 def fetch(core: ClientCore, request: FetchRequest) -> Delivery:
@@ -94,24 +52,6 @@ def fetch(core: ClientCore, request: FetchRequest) -> Delivery:
         if request.transport is TransportChoice.SHARED_MEMORY or not may_fall_back(error):
             raise
     return _fetch_body(core, request)
-
-
-def _check_fits(target: Target, transport: TransportChoice) -> None:
-    """Raise `InvalidRequest` where the transport cannot fill the target."""
-    if isinstance(target, FabricTarget):
-        if transport not in (TransportChoice.AUTO, TransportChoice(target.transport)):
-            raise InvalidRequest(
-                f"the target was made for transport {target.transport!r}, got {transport.value!r}"
-            )
-    elif transport.is_fabric:
-        raise InvalidRequest(
-            f"transport {transport.value!r} fills targets of client.fabric_target, got "
-            f"{type(target).__name__}"
-        )
-    elif isinstance(target, PlainTarget) and transport is TransportChoice.SHARED_MEMORY:
-        raise InvalidRequest(
-            "a PlainTarget cannot be filled through shared memory; use client.shared_memory_target"
-        )
 
 
 def _fabric_of(request: FetchRequest) -> TransportChoice | None:
@@ -139,6 +79,24 @@ def shared_memory_target(core: ClientCore, length_bytes: int) -> SharedMemoryTar
     target = SharedMemoryTarget(region)
     core.targets.add(target)
     return target
+
+
+def stock_memory(core: ClientCore, lengths_bytes: Sequence[int]) -> int:
+    """Make and register memory for deliveries of these lengths; how many bytes there was room for.
+
+    Raises `Unavailable` where deliveries do not come into registered memory.
+    """
+    choice = core.settings.transport
+    if choice is TransportChoice.BODY:
+        raise Unavailable("deliveries come in bodies")
+    memory = core.memory(choice)
+    session = memory.sessions.session()
+
+    def register(region: Region) -> None:
+        region.target_id(session)
+
+    stocked = (length for length in lengths_bytes if memory.pool.stock(length, register))
+    return sum(stocked)
 
 
 def fabric_target(
@@ -178,7 +136,10 @@ def _fetch_registered(
         tag = session.listen(progress)
         try:
             target = _memory_target(request, landing, session, tag, memory.transport)
-            exchange, head = _begin(core, request, replace(request.descriptor, rdma_target=target))
+            descriptor = replace(request.descriptor, rdma_target=target)
+            head, receiver = begin_into_target(
+                core, request, descriptor, landing, progress, session
+            )
         except BaseException:
             session.forget(tag)
             raise
@@ -190,9 +151,21 @@ def _fetch_registered(
                 request.target.closing()
             landing.withdraw()
         raise
-    receiver = OutcomeReceiver(exchange, landing, progress, session, tag)
-    reports = tell_session(progress, session, tag)
+    reports = _telling(request, head, progress, session, tag)
     return _start(core, request, head, progress, landing, receiver, memory.transport, reports)
+
+
+def _telling(
+    request: FetchRequest,
+    head: DeliveryHead,
+    progress: LayerProgress,
+    session: TargetSession,
+    tag: int,
+) -> ConsumptionReports:
+    if request.wants_the_whole:
+        return no_reports(progress)
+    layer_bytes = head.chunk_count * request.descriptor.per_layer_chunk_bytes
+    return tell_session(progress, session, tag, layer_bytes)
 
 
 def _memory_target(
@@ -213,7 +186,7 @@ def _fetch_body(core: ClientCore, request: FetchRequest) -> Delivery:
     landing = None if request.target is None else request.target.claim(request.timeout_s)
     progress = request.progress(silence_s_max=None)  # the socket's timeout bounds it
     try:
-        exchange, head = _begin(core, request, _with_learned_window(core, request))
+        exchange, head = begin_over_http(core, request, _with_learned_window(core, request))
         shape = head.shape(request.descriptor)
         if exchange.length_bytes != shape.payload_bytes:
             exchange.abandon()
@@ -245,22 +218,10 @@ def _with_learned_window(core: ClientCore, request: FetchRequest) -> Descriptor:
 def _teaching(
     core: ClientCore, request: FetchRequest, chunk_count: int, progress: LayerProgress
 ) -> ConsumptionReports:
-    if not core.settings.learn_windows:
+    if not core.settings.learn_windows or request.wants_the_whole:
         return no_reports(progress)
-    return teach_windows(progress, core.windows, request.shape(chunk_count))
-
-
-def _begin(
-    core: ClientCore, request: FetchRequest, descriptor: Descriptor
-) -> tuple[Exchange, DeliveryHead]:
-    asked = requests.get_headers(request.request_id, request.path, current_traceparent())
-    get = requests.get(request.bucket, descriptor, asked, request.started_s)
-    exchange = core.channel.open(get, request.timeout_s)
-    try:
-        return exchange, parse_delivery_head(exchange.header, descriptor)
-    except BaseException:
-        exchange.abandon()
-        raise
+    layer_bytes = chunk_count * request.descriptor.per_layer_chunk_bytes
+    return teach_windows(progress, core.windows, request.shape(chunk_count), layer_bytes)
 
 
 def _start(
@@ -284,5 +245,5 @@ def _start(
         reports=reports,
         owner=core,
     )
-    core.threads.start(receiver.run)
+    receiver.start(core.threads)
     return delivery

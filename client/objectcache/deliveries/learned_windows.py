@@ -24,6 +24,8 @@ class FetchShape:
     bucket: str
     chunk_count: int
     context_tokens: int | None
+    fingerprint: str | None = None
+    computed_tokens: int | None = None
 
 
 class LearnedWindows:

@@ -1,4 +1,6 @@
-"""The receiving side of a delivery: turns what arrives into layer progress, in a thread."""
+"""The receiving side of a delivery: turns what arrives into layer progress, in a thread of its own,
+or in the session's where the get went over that.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +13,60 @@ from objectcache.channel.responses import parse_outcome
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.deliveries.payload import PayloadShape
 from objectcache.memory.landing import Landing
+from objectcache.memory.session_get import SessionGet
 from objectcache.memory.target_session import TargetSession
+from objectcache.thread_reserve import ThreadReserve
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.limits import MIB
+from objectcache_schemas.target_messages import GetEnded
 
 logger = logging.getLogger("objectcache.deliveries.receivers")
 PIECE_BYTES_MAX = 8 * MIB  # between two looks at whether the delivery was closed
 
 
 class Receiver(ABC):
-    """Owns a delivery's exchange and landing until `run` returns, whichever way.
+    """Owns a delivery's landing until the delivery has ended, whichever way.
 
-    It returns by itself when the delivery ends. `cancel` makes it return soon: the connection is
-    closed, so that the server stops too.
+    It ends by itself. `cancel` makes it end soon, at the server too.
     """
 
-    def __init__(self, exchange: Exchange, landing: Landing, progress: LayerProgress) -> None:
-        self._exchange = exchange
+    def __init__(self, landing: Landing, progress: LayerProgress) -> None:
         self._landing = landing
         self._progress = progress
-        self._cancelled = False
         self._returned = threading.Event()
+
+    @abstractmethod
+    def start(self, threads: ThreadReserve) -> None:
+        """Receive from now on."""
 
     def cancel(self) -> None:
         """Give the delivery up. No effect once it has ended."""
-        self._cancelled = True
         self._progress.fail("the delivery was closed")
-        self._exchange.interrupt()
+        self._stop()
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Have the server stop."""
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until `run` has returned; False when it took longer."""
+        """Wait until nothing is received any more; False when it took longer."""
         return self._returned.wait(timeout_s)
+
+
+class ExchangeReceiver(Receiver):
+    """Reads a response in a thread. It is cancelled by closing its connection."""
+
+    def __init__(self, exchange: Exchange, landing: Landing, progress: LayerProgress) -> None:
+        super().__init__(landing, progress)
+        self._exchange = exchange
+        self._cancelled = False
+
+    def start(self, threads: ThreadReserve) -> None:
+        threads.start(self.run)
+
+    def _stop(self) -> None:
+        self._cancelled = True
+        self._exchange.interrupt()
 
     def run(self) -> None:
         """Receive to the end. Raises nothing: what goes wrong fails the delivery."""
@@ -67,7 +92,7 @@ class Receiver(ABC):
         """End the exchange and the landing."""
 
 
-class BodyReceiver(Receiver):
+class BodyReceiver(ExchangeReceiver):
     """Reads a response body straight into memory, layer by layer."""
 
     def __init__(
@@ -102,7 +127,7 @@ class BodyReceiver(Receiver):
         self._landing.settle()
 
 
-class OutcomeReceiver(Receiver):
+class OutcomeReceiver(ExchangeReceiver):
     """Waits for the outcome of a delivery whose layers a session announces."""
 
     def __init__(
@@ -133,3 +158,35 @@ class OutcomeReceiver(Receiver):
             self._landing.settle()
         else:
             self._landing.withdraw()
+
+
+class SessionReceiver(Receiver):
+    """Hears, on the session's thread, of a get that went over the session itself."""
+
+    def __init__(
+        self, get: SessionGet, landing: Landing, progress: LayerProgress, session: TargetSession
+    ) -> None:
+        super().__init__(landing, progress)
+        self._get = get
+        self._session = session
+
+    def start(self, threads: ThreadReserve) -> None:
+        self._get.when_ended(self._ended)
+
+    def _stop(self) -> None:
+        self._session.cancel_get(self._get)
+
+    def _ended(self, ended: GetEnded | None) -> None:
+        try:
+            self._session.forget(self._get.tag)
+            if ended is None:
+                self._landing.withdraw()
+                return
+            if ended.error is None:
+                self._progress.advance(self._progress.end_layer)
+            else:
+                error = ObjectCacheError.from_wire(ended.error)
+                self._progress.fail(f"{error.code}: {error.message}", error)
+            self._landing.settle()
+        finally:
+            self._returned.set()

@@ -31,6 +31,7 @@ from objectcache_schemas.target_messages import (
 )
 
 _MADV_POPULATE_WRITE = 23  # linux/mman.h, from 5.14 on
+DRAM = "DRAM"
 LOST_KEPT_S = 120.0  # far above a server's heartbeat and its storage.fabric_timeout_s together
 
 
@@ -88,7 +89,7 @@ class DeviceMemory:
         length_bytes: int,
         owner: object,
         *,
-        memory: str = "DRAM",
+        memory: str = DRAM,
         device_id: int = 0,
     ) -> None:
         self.address = address

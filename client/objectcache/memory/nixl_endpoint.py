@@ -7,6 +7,7 @@ either.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from objectcache.memory.fabric_session import DeviceMemory, FabricEndpoint
+from objectcache.memory.fabric_session import DRAM, DeviceMemory, FabricEndpoint
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported
 from objectcache_schemas.fabric.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.message import Message
@@ -30,6 +31,7 @@ LOOK_PAUSE_S = 50e-6
 LOOK_PAUSE_MAX_S = 200e-6  # writes over TCP need the looks to get on
 LOOK_PAUSE_SHARE = 1 / 16  # of the time between the last two
 TIMEOUT_S = 30.0  # for the thread to answer; it never waits for a peer
+DEVICE_IDS = 1 << 16  # that the wire has; far above what a server lets one session register
 
 logger = logging.getLogger("objectcache.memory.nixl")
 _READY = msgspec.msgpack.Decoder(LayersReady)
@@ -50,6 +52,7 @@ class NixlEndpoint(FabricEndpoint):
         self._pause_s = LOOK_PAUSE_S
         self._heard_s = 0.0
         self._closed = False
+        self._drams = itertools.count()
         self._thread: threading.Thread | None = None
 
     def hello(self) -> bytes:
@@ -73,7 +76,9 @@ class NixlEndpoint(FabricEndpoint):
         _answer(started)
 
     def register(self, memory: DeviceMemory) -> tuple[RegisterRemoteTarget, Any]:
-        piece = MemoryPiece(memory.address, memory.length_bytes, memory.device_id, memory.memory)
+        piece = MemoryPiece(
+            memory.address, memory.length_bytes, self._device_id(memory), memory.memory
+        )
 
         def register(agent: NixlAgent) -> tuple[RegisterRemoteTarget, Any]:
             registered = agent.register(piece)
@@ -88,6 +93,15 @@ class NixlEndpoint(FabricEndpoint):
 
         told: tuple[RegisterRemoteTarget, Any] = self._call(register)
         return told
+
+    def _device_id(self, memory: DeviceMemory) -> int:
+        """A GPU's own; one of its own for any other registration.
+
+        The server's agent forgets no registration. It looks memory up by device and address, and
+        may find one that was let go where the two overlap, as they do when the system hands the
+        addresses out again. DRAM has no device, so no two registrations are in one.
+        """
+        return next(self._drams) % DEVICE_IDS if memory.memory == DRAM else memory.device_id
 
     def unregister(self, registered: Any) -> None:
         with suppress(Unavailable):  # it has ended, and with it all registrations

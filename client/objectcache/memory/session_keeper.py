@@ -26,6 +26,7 @@ class SessionKeeper:
         self._lock = threading.Lock()
         self._session: TargetSession | None = None
         self._refused = ""
+        self._retry_after_s: float | None = None
         self._refused_until_s = 0.0
         self._pause_s = 0.0
         self._closed = False
@@ -40,19 +41,24 @@ class SessionKeeper:
             if self._session is not None and not self._session.ended:
                 return self._session
             if time.monotonic() < self._refused_until_s:
-                raise Unavailable(self._refused)
+                raise self._refusal()
             try:
                 self._session = self._join()
             except AccessDenied:  # an operator may grant it at any time, and a key be enabled again
                 raise
             except ObjectCacheError as error:
                 self._remember(error)
-                raise Unavailable(self._refused) from error
+                raise self._refusal() from error
             self._refused, self._pause_s = "", 0.0
             return self._session
 
+    def _refusal(self) -> Unavailable:
+        """The last failure, with what the server said of when to come again."""
+        return Unavailable(self._refused, retry_after_s=self._retry_after_s)
+
     def _remember(self, error: ObjectCacheError) -> None:
         self._refused = f"{self._without}: {error.message}"
+        self._retry_after_s = error.details.retry_after_s
         self._pause_s = pause_s(error, self._pause_s)
         self._refused_until_s = time.monotonic() + self._pause_s
 

@@ -15,7 +15,7 @@ from objectcache_schemas.errors import Busy, InvalidRequest
 from objectcache_schemas.limits import MIB
 
 REGIONS_MAX = 128  # half of what a storage server lets one session register
-_OVERSIZE_MAX = 4  # a small delivery does not take a region this many times too big
+OVERSIZE_MAX = 4  # a small delivery does not take a region this many times too big
 _EXCESS_SHARE = 4  # of the bound, a part that regions may be too big by, all together
 _ENDING_S = 0.2  # how long an ended delivery's arrays are waited for
 _ENDING_POLL_S = 0.002
@@ -86,6 +86,29 @@ class TargetPool:
             region = self._new(file_bytes)
         return self._lend(region, file_bytes)
 
+    def stock(self, length_bytes: int, prepare: Callable[[Region], None]) -> bool:
+        """Make a region before a delivery asks for it. `prepare` is called with it before anyone
+        can lease it; what that raises is raised, and the region kept all the same.
+
+        False where there is no room for one beside those that there are. Raises `Unavailable` where
+        the system has no such memory.
+        """
+        file_bytes = file_bytes_for(length_bytes)
+        with self._condition:
+            fits = self._held_bytes + file_bytes <= self._bytes_max
+            if not fits or self._region_count >= REGIONS_MAX:
+                return False
+            self._held_bytes += file_bytes
+            self._region_count += 1
+        region = self._new(file_bytes)
+        try:
+            prepare(region)
+        finally:
+            with self._condition:
+                self._free.append(region)
+                self._condition.notify_all()
+        return True
+
     def _lend(self, region: Region, file_bytes: int) -> Landing:
         loan = _Loan(region, region.length_bytes - file_bytes)
         array = region.array()
@@ -151,7 +174,7 @@ class TargetPool:
         file_bytes = file_bytes_for(length_bytes)
         excess_bytes = sum(loan.excess_bytes for loan in self._loans)
         excess_left = self._bytes_max // _EXCESS_SHARE - excess_bytes
-        longest = min(max(file_bytes, _OVERSIZE_MAX * length_bytes), file_bytes + excess_left)
+        longest = min(max(file_bytes, OVERSIZE_MAX * length_bytes), file_bytes + excess_left)
         fitting = [r for r in self._free if length_bytes <= r.length_bytes <= longest]
         return min(fitting, key=lambda region: region.length_bytes, default=None)
 

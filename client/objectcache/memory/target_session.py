@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -16,15 +17,21 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from objectcache.channel.responses import SessionReply
+from objectcache.memory.session_get import SessionGet
 from objectcache.memory.session_wire import SessionWire, SocketWire
 from objectcache.memory.tags import Tags
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported, WireError
 from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION, Message
 from objectcache_schemas.target_messages import (
+    CancelGet,
     DeliveryFailure,
+    GetBegun,
+    GetEnded,
+    GetPrefix,
     JoinSession,
     LayersReady,
+    PassGiven,
     RegisterTarget,
     ReleaseTarget,
     SessionJoined,
@@ -80,6 +87,8 @@ class TargetSession:
         self._told: deque[Message] = deque(maxlen=TOLD_MAX)
         self._pending: list[_Pending] = []
         self._sinks: dict[int, LayerSink] = {}
+        self._gets: dict[int, SessionGet] = {}
+        self._passes: dict[str, float] = {}  # until when the session may get from a bucket
         self._tags = Tags()
         self._ended_because: str | None = None
         self._thread = threading.Thread(
@@ -158,6 +167,27 @@ class TargetSession:
             ) from error
         return reply
 
+    def may_get(self, bucket: str) -> bool:
+        """Whether a get from this bucket may go over the session itself, as far as is known."""
+        return self._passes.get(bucket, 0.0) > time.monotonic()
+
+    def refused_get(self, bucket: str) -> None:
+        """The session may not any more."""
+        self._passes.pop(bucket, None)
+
+    def get(self, request: GetPrefix) -> SessionGet:
+        """Send a get; its tag must be one that `listen` gave. Raises `Unavailable`."""
+        get = SessionGet(request.tag)
+        self._send(request, get)
+        return get
+
+    def cancel_get(self, get: SessionGet) -> None:
+        """Have the server end it; no effect where it has ended, or the session has."""
+        if get.is_over:
+            return
+        with suppress(Unavailable):
+            self._send(CancelGet(tag=get.tag))
+
     def attended(self) -> AbstractContextManager[None]:
         """While the server reads the session's memory and announces nothing."""
         return nullcontext()
@@ -191,18 +221,29 @@ class TargetSession:
         if threading.current_thread() is not self._thread:
             self._thread.join(self._timeout_s)
 
-    def _send(self, message: Message, pending: _Pending, fd: int | None = None) -> None:
-        """Send a request; its place in `_pending` is its place on the wire."""
+    def _send(
+        self,
+        message: Message,
+        waiting: _Pending | SessionGet | None = None,
+        fd: int | None = None,
+    ) -> None:
+        """Send a message, and keep who waits for what it is answered with: a request's place in
+        `_pending` is its place on the wire.
+        """
         try:
             with self._sending:
                 with self._lock:
                     self._check_open()
-                    self._pending.append(pending)
+                    if isinstance(waiting, SessionGet):
+                        self._gets[waiting.tag] = waiting
+                    elif waiting is not None:
+                        self._pending.append(waiting)
                 self._wire.send(message, fd)
         except OSError as error:
             reason = f"{self._wire.name} broke: {error}"
-            with self._lock, suppress(ValueError):  # the session ended meanwhile, and with it this
-                self._pending.remove(pending)
+            with self._lock:
+                if waiting in self._pending:  # else the session ended meanwhile, and with it this
+                    self._pending.remove(waiting)
             self._end(reason)
             self._wire.shut_down()
             raise Unavailable(reason) from error
@@ -245,6 +286,16 @@ class TargetSession:
                 if sink := self._sink(message.tag):
                     error = ObjectCacheError.from_wire(message.error)
                     sink.fail(f"{message.error.code}: {message.error.message}", error)
+            case GetBegun():
+                if get := self._gets.get(message.tag):
+                    get.begun(message)
+            case GetEnded():
+                with self._lock:
+                    get = self._gets.pop(message.tag, None)
+                if get is not None:
+                    get.ended(message)
+            case PassGiven():
+                self._passes[message.bucket] = time.monotonic() + message.lives_s
             case _:
                 self._answer(message)
 
@@ -270,10 +321,13 @@ class TargetSession:
             self._ended_because = reason
             pending, self._pending = self._pending, []
             sinks, self._sinks = self._sinks, {}
+            gets, self._gets = self._gets, {}
         for waiting in pending:
             waiting.future.set_exception(Unavailable(reason))
         for sink in sinks.values():
             sink.fail(reason)
+        for get in gets.values():
+            get.lost(reason)
 
     def __repr__(self) -> str:
         state = self._ended_because or f"{len(self._sinks)} deliveries"

@@ -87,7 +87,9 @@ class WebWire(SessionWire):
         except InvalidStatus as error:
             response = error.response
             body = bytes(response.body or b"")
-            raise parse_error(response.status_code, response.headers.get, body) from error
+            raise parse_error(
+                response.status_code, response.headers.get, body, endpoint.url
+            ) from error
         except (OSError, WebSocketException) as error:
             raise Unavailable(f"{endpoint.url}: no session: {error}") from error
         # Entered, never left: newer versions of the library warn of connections used without.

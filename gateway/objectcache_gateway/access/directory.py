@@ -76,6 +76,11 @@ class AccessDirectory:
         """Of the accounts; 0 before they are loaded."""
         return self._version
 
+    @property
+    def versions(self) -> tuple[int, int] | None:
+        """Of the accounts and of the buckets; None where a change would not be heard of now."""
+        return (self._version, self._buckets_version) if self._is_followed else None
+
     def user(self, name: str) -> User | None:
         """A user by name."""
         return self._users.get(name)

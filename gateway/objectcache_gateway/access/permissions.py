@@ -23,6 +23,7 @@ class Caller:
     grants: tuple[Grant, ...] = ()
     scope: tuple[Grant, ...] = ()  # empty narrows nothing
     requests_per_s: float | None = None  # its quota
+    expires_s: float | None = None  # Unix time from which its key is not in force
 
     @property
     def is_anonymous(self) -> bool:
@@ -38,6 +39,7 @@ class Caller:
             grants=user.grants,
             scope=key.scope,
             requests_per_s=user.quota.requests_per_s,
+            expires_s=key.expires_s,
         )
 
     def may_create(self, bucket: str) -> bool:

@@ -29,7 +29,7 @@ from objectcache_gateway.tls import server_context
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
 from objectcache_schemas.listening import HostPort, open_listeners, port_of
 from objectcache_schemas.logs import configure_logging
-from objectcache_schemas.settings import Settings, parse_command_line
+from objectcache_schemas.settings import Settings, check_paths, parse_command_line
 from objectcache_schemas.tls import ReloadingContext, keep_reloading
 
 DESCRIPTION = "Run ObjectCache's admin API: users, buckets, health and metrics over HTTP."
@@ -111,7 +111,7 @@ async def run(settings: Settings, root: RootCredentials, exit_with_stdin: bool) 
     server = make_server(settings, root, address)
     await server.start(settings.admin_socket)
     for listener in listeners:
-        await server.listen(listener, context)
+        server.listen(listener, context)
     scheme = "https" if context else "http"
     print(f"ready admin {_url(settings, listeners, scheme)}", flush=True)
     contexts = [made for made in (context, address.context) if made is not None]
@@ -169,6 +169,8 @@ def main(arguments: list[str] | None = None) -> int:
             os.environ,
             add_start_argument,
         )
+        if not namespace.exit_with_stdin:  # a supervisor has looked already
+            check_paths(settings, "admin")
         check_parser()
         configure_logging("admin", settings.admin.log_level, settings.server.log_format)
         if namespace.start_with_stdin and not wait_for_word():

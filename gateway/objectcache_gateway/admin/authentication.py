@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from objectcache_gateway.admin.routes import Asker
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.signing.credentials import RootCredentials
-from objectcache_gateway.signing.sigv4 import Authenticated, Payload, authenticate
+from objectcache_gateway.signing.sigv4 import Authenticated, Payload, SigningKeys, authenticate
 from objectcache_schemas.accounts import ROOT_USER, AdminToken
-from objectcache_schemas.admin_api import SCOPE_ADMIN
+from objectcache_schemas.admin_api import SCOPE_ADMIN, SIGNING_SERVICE
 from objectcache_schemas.errors import AccessDenied, ObjectCacheError
 from objectcache_schemas.logs import clean
 
@@ -79,7 +79,7 @@ def _token_id(token: str) -> str:
 def signed_asker(
     head: RequestHead, root: RootCredentials, now_s: float, clock_skew_s: float
 ) -> tuple[Asker, str]:
-    """Who signed a request by SigV4, and the SHA-256 that its body must have.
+    """Who signed a request by SigV4, for this API, and the SHA-256 that its body must have.
 
     Only the root key may, in the Authorization header, with the body's hash. Raises `AccessDenied`
     (Unauthorized).
@@ -90,6 +90,7 @@ def signed_asker(
             lambda access_key: root.secret_key if access_key == root.access_key else None,
             now_s,
             clock_skew_s,
+            signing_keys=SigningKeys(service=SIGNING_SERVICE),
         )
     except ObjectCacheError as error:
         raise unauthorized(_why_not(error)) from error

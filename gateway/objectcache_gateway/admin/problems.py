@@ -8,16 +8,16 @@ from aiohttp import web
 from objectcache_gateway.admin.media_types import JSON
 from objectcache_schemas.admin_api import Problem
 from objectcache_schemas.errors import ObjectCacheError
+from objectcache_schemas.headers import ADMIN_API
 
 SERVER_NAME = "ObjectCache-admin"
-API_HEADER = "x-objectcache-admin-api"  # tells a client that it is not at the S3 port
 API_VERSION = "1"
 
 
 def name_the_server(response: web.StreamResponse) -> None:
     """Set the headers that every response has."""
     response.headers["Server"] = SERVER_NAME
-    response.headers[API_HEADER] = API_VERSION
+    response.headers[ADMIN_API] = API_VERSION
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Content-Type-Options"] = "nosniff"
 

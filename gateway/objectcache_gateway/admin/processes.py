@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from objectcache_gateway.admin.routes import Call, Nothing, Route
 from objectcache_gateway.storage_connection import StoragePool
@@ -30,7 +32,7 @@ async def get_liveness(call: Call[Nothing, Nothing]) -> Liveness:
 
 async def get_health(call: Call[Any, Nothing]) -> HealthReply:
     """The state of all processes. A gateway that does not answer does not make it ill."""
-    gateways = _states(await call.reach.gateways.get(GATEWAY_STATE_PATH))
+    gateways = gateway_states(await call.reach.gateways.get(GATEWAY_STATE_PATH))
     own = ProcessState(process=ADMIN, ok=True)
     audit_lines_lost = call.reach.audit_log.lost_lines
     try:
@@ -42,16 +44,28 @@ async def get_health(call: Call[Any, Nothing]) -> HealthReply:
             processes=(own, storage, *gateways),
             audit_lines_lost=audit_lines_lost,
         )
+    is_degraded = any(one.degraded for one in gateways)
     return HealthReply(
-        status="draining" if health.draining else "ok",
+        status=_status_of(health, is_degraded=is_degraded),
         processes=(own, ProcessState(process=STORAGE, ok=True), *gateways),
         engine=health.engine,
         draining=health.draining,
         deliveries_in_flight=health.deliveries_in_flight,
         in_flight_bytes=health.in_flight_bytes,
         damaged_count=health.damaged_count,
+        flush_failure=health.flush_failure,
         audit_lines_lost=audit_lines_lost,
     )
+
+
+def _status_of(
+    health: Health, *, is_degraded: bool
+) -> Literal["ok", "degraded", "draining", "read_only"]:
+    if health.draining:
+        return "draining"
+    if health.flush_failure:
+        return "read_only"
+    return "degraded" if is_degraded else "ok"
 
 
 async def change_drain(call: Call[DrainChange, Nothing]) -> HealthReply:
@@ -87,6 +101,23 @@ async def _set_storage_log_level(storage: StoragePool, level: str) -> ProcessSta
     except ObjectCacheError as error:
         return ProcessState(process=STORAGE, ok=False, message=error.message)
     return ProcessState(process=STORAGE, ok=True)
+
+
+class _Crowded(msgspec.Struct, frozen=True):
+    """What is read here of a gateway's state."""
+
+    crowded: str = ""
+
+
+def gateway_states(answers: Mapping[str, bytes | ObjectCacheError]) -> list[ProcessState]:
+    """How gateways answered, and whom they turned away lately."""
+    states = _states(answers)
+    for index, (name, answer) in enumerate(answers.items()):
+        if isinstance(answer, bytes):
+            crowded = msgspec.json.decode(answer, type=_Crowded).crowded
+            if crowded:
+                states[index] = ProcessState(process=name, ok=True, degraded=True, message=crowded)
+    return states
 
 
 def _states(answers: Mapping[str, bytes | ObjectCacheError]) -> list[ProcessState]:

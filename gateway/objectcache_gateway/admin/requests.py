@@ -11,7 +11,7 @@ from aiohttp import web
 from objectcache_gateway.admin.routes import Nothing
 from objectcache_gateway.request.addressing import split_target
 from objectcache_gateway.request.request_head import RequestHead
-from objectcache_schemas.admin_api import Body
+from objectcache_schemas.admin_api import PATTERN_WORDS, Body
 from objectcache_schemas.errors import InvalidRequest
 
 BODY_TIMEOUT_S = 30.0
@@ -55,7 +55,7 @@ def decode_body(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, InvalidRequest, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"body: {error}") from error
+        raise InvalidRequest(f"body: {in_words(str(error))}") from error
 
 
 def decode_query(request: web.Request, kind: type[T]) -> T:
@@ -66,4 +66,11 @@ def decode_query(request: web.Request, kind: type[T]) -> T:
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"query: {error}") from error
+        raise InvalidRequest(f"query: {in_words(str(error))}") from error
+
+
+def in_words(error: str) -> str:
+    """An error of msgspec's with what a pattern allows in the pattern's place."""
+    for pattern, words in PATTERN_WORDS.items():
+        error = error.replace(f"`str` matching regex {pattern!r}", words)
+    return error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -29,9 +28,9 @@ from objectcache_gateway.admin.authentication import (
     unauthorized,
 )
 from objectcache_gateway.admin.connections import (
+    CONNECTIONS_MAX,
     HANDSHAKE_TIMEOUT_S,
     AdminConnection,
-    ConnectionBound,
 )
 from objectcache_gateway.admin.media_types import JSON
 from objectcache_gateway.admin.problems import name_the_server, problem_response
@@ -43,6 +42,8 @@ from objectcache_gateway.admin.requests import (
 )
 from objectcache_gateway.admin.routes import Asker, Call, Reach, Route
 from objectcache_gateway.admin.scopes import covers
+from objectcache_gateway.connections.bound import ConnectionBound
+from objectcache_gateway.listening import Acceptor
 from objectcache_gateway.request.request_ids import new_request_id
 from objectcache_gateway.signing.credentials import RootCredentials
 from objectcache_schemas.errors import (
@@ -82,7 +83,8 @@ class AdminServer:
         self._root = root
         self._audit_log = audit_log
         self._requests_in_flight = 0
-        self._listeners: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor[AdminConnection]] = []
+        self._bounds: list[ConnectionBound] = []
         self._runner = web.AppRunner(
             self._application(routes),
             handler_cancellation=True,
@@ -93,27 +95,31 @@ class AdminServer:
     async def start(self, path: Path) -> None:
         """Listen on the unix socket, which is for the server's own user and root."""
         await self._runner.setup()
-        assert self._runner.server is not None
-        bound = ConnectionBound(self._runner.server)
-        loop = asyncio.get_running_loop()
-        self._listeners.append(await loop.create_unix_server(bound, sock=_unix_listener(path)))
+        self.listen(_unix_listener(path), None)
 
-    async def listen(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+    def listen(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
         """Listen there as well, with a bound of its own."""
         assert self._runner.server is not None, "start first"
-        bound = ConnectionBound(self._runner.server)
-        loop = asyncio.get_running_loop()
-        handshake_s = HANDSHAKE_TIMEOUT_S if context else None
-        self._listeners.append(
-            await loop.create_server(
-                bound, sock=listener, ssl=context, ssl_handshake_timeout=handshake_s
-            )
+        server, bound = self._runner.server, ConnectionBound(CONNECTIONS_MAX, logger)
+        bound.start()
+        self._bounds.append(bound)
+        acceptor = Acceptor(
+            [listener],
+            lambda give_up: AdminConnection(server, bound, give_up),
+            context,
+            bound.make_room,
+            HANDSHAKE_TIMEOUT_S,
         )
+        acceptor.start()
+        self._acceptors.append(acceptor)
 
     async def close(self) -> None:
         """End, and what is still asked with it."""
-        for listener in self._listeners:
-            listener.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
+            acceptor.abort()
+        for bound in self._bounds:
+            bound.close()
         await self._runner.cleanup()
         self._reach.storage.close()
         self._audit_log.close()
@@ -130,9 +136,6 @@ class AdminServer:
     @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The handler's response, or an error as JSON; aiohttp's own errors too."""
-        connection = request.protocol
-        assert isinstance(connection, AdminConnection)
-        connection.request_begins()
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -141,12 +144,12 @@ class AdminServer:
                 response.headers["Allow"] = error.headers["Allow"]
             return response
         finally:
-            connection.request_ends()
+            assert isinstance(request.protocol, AdminConnection)
+            request.protocol.request_ends(stays_known=True)
 
     def _handler_of(self, route: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             account = Account(new_request_id())
-            self._requests_in_flight += 1
             code, status = "", 499  # where the client leaves before the end
             try:
                 response = await self._serve(route, request, account)
@@ -165,7 +168,6 @@ class AdminServer:
                 )
                 code, status = "InternalError", 500
             finally:
-                self._requests_in_flight -= 1
                 self._log(route, request, account, status, code)
             return response
 
@@ -174,22 +176,34 @@ class AdminServer:
     async def _serve(
         self, route: Route, request: web.Request, account: Account
     ) -> web.StreamResponse:
-        if self._requests_in_flight > REQUESTS_MAX:
+        """The answer. Whoever shows no credentials takes no request's place, and what it sends as a
+        body is not waited for.
+        """
+        if route.scope is None:
+            return await self._answered(route, request, account, b"")
+        try:
+            account.asker, sha256 = await self._authenticate(request)
+        except AccessDenied as error:
+            account.refusal = self._why_refused(request, error)
+            raise
+        _keep(request, account.asker)
+        if not covers(account.asker.scopes, route.scope):
+            account.refusal = f"{account.asker.name} lacks the scope {route.scope}"
+            raise AccessDenied(f"this needs the scope {route.scope!r}")
+        if self._requests_in_flight >= REQUESTS_MAX:
             raise Busy(f"{REQUESTS_MAX} requests are served already", retry_after_s=1.0)
-        sha256 = None
-        if route.scope is not None:
-            try:
-                account.asker, sha256 = await self._authenticate(request)
-            except AccessDenied as error:
-                account.refusal = self._why_refused(request, error)
-                raise
-            _trust(request)
-            if not covers(account.asker.scopes, route.scope):
-                account.refusal = f"{account.asker.name} lacks the scope {route.scope}"
-                raise AccessDenied(f"this needs the scope {route.scope!r}")
-        data = await read_body(request, route.body_bytes_max)
-        if sha256 is not None:
-            _check_body(data, sha256, account)
+        self._requests_in_flight += 1
+        try:
+            data = await read_body(request, route.body_bytes_max)
+            if sha256 is not None:
+                _check_body(data, sha256, account)
+            return await self._answered(route, request, account, data)
+        finally:
+            self._requests_in_flight -= 1
+
+    async def _answered(
+        self, route: Route, request: web.Request, account: Account, data: bytes
+    ) -> web.StreamResponse:
         body = decode_body(data, route.body)
         account.asked = without_secrets(body)
         call = Call(
@@ -277,10 +291,13 @@ def _check_body(data: bytes, sha256: str, account: Account) -> None:
         raise
 
 
-def _trust(request: web.Request) -> None:
-    """Whoever has shown good credentials keeps the connection."""
+def _keep(request: web.Request, asker: Asker) -> None:
+    """Whoever has shown good credentials keeps the connection. Raises `Busy` where others have as
+    many as there may be.
+    """
     assert isinstance(request.protocol, AdminConnection)
-    request.protocol.is_trusted = True
+    if not request.protocol.request_begins(asker.name):
+        raise Busy(f"{CONNECTIONS_MAX} connections are open already", retry_after_s=1.0)
 
 
 async def _name_the_server(_: web.Request, response: web.StreamResponse) -> None:

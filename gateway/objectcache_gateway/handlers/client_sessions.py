@@ -55,7 +55,10 @@ async def join_session(exchange: Exchange) -> web.StreamResponse:
         )
     connection = await exchange.storage.connect()
     try:
-        await connection.ask(JoinForClient(identity=exchange.identity), SessionJoined)
+        join = JoinForClient(
+            identity=exchange.identity, access_key=exchange.authenticated.access_key
+        )
+        await connection.ask(join, SessionJoined)
         joined.headers.update(exchange.base_headers)
         exchange.leave_flight()
         await exchange.start(joined)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 from aiohttp import web
 
+from objectcache_gateway.access.read_passes import read_pass
 from objectcache_gateway.bodies.body import BodyDecoder
 from objectcache_gateway.exchange import Exchange, PrefixMatch
 from objectcache_gateway.handlers.buckets import get_bucket
@@ -42,6 +44,7 @@ from objectcache_schemas.messages import (
     KvPut,
     KvStored,
     Matched,
+    ReadPass,
     SendData,
     SessionTicket,
     SetLayout,
@@ -51,6 +54,8 @@ from objectcache_schemas.messages import (
 _BUFFER = DeliveryPath.BUFFER.value
 _NO_WINDOW = ("", WindowSource.NONE.value)
 LAYOUT_BYTES_MAX = 16 * KIB  # two names of 1 KiB and a few numbers
+
+Pieces = Sequence[bytes | memoryview]
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +131,19 @@ def _get_request(exchange: Exchange, descriptor: bytes) -> KvGet:
         client_s=client_seconds(exchange.head),
         gateway_s=exchange.elapsed_s,
         traceparent=exchange.traceparent or traceparent(exchange.head),
+        read_pass=_read_pass(exchange),
     )
+
+
+def _read_pass(exchange: Exchange) -> ReadPass | None:
+    """Leave for the caller's session to get from the bucket by itself; none where every request is
+    to be in the audit log, which is written here.
+    """
+    bucket = exchange.access.bucket
+    if bucket is None or exchange.settings.gateway.audit_log:
+        return None
+    permission = exchange.access.here
+    return read_pass(exchange.authenticated, permission, bucket, exchange.versions, time.time())
 
 
 async def _deliver_staged(
@@ -134,7 +151,7 @@ async def _deliver_staged(
 ) -> web.StreamResponse:
     """The path `buffer`: this process takes the payload and writes it into the client's target."""
     descriptor = Descriptor.from_bytes(data, exchange.settings.limits)
-    with exchange.staging.piece(accepted.body_bytes) as piece:
+    with exchange.staging.piece(accepted.body_bytes, exchange.identity) as piece:
         async with leased_target(exchange, descriptor, accepted.body_bytes) as target:
             return await _respond(exchange, accepted, lambda: target.fill(body, piece))
 
@@ -220,7 +237,9 @@ async def get_layout(exchange: Exchange) -> web.StreamResponse:
 
 async def create_session(exchange: Exchange) -> web.StreamResponse:
     """A ticket with which a client on the storage server's host joins its target socket."""
-    request = CreateSession(identity=exchange.identity)
+    request = CreateSession(
+        identity=exchange.identity, access_key=exchange.authenticated.access_key
+    )
     ticket = await exchange.storage.call(request, SessionTicket)
     body = Ticket(
         v=DESCRIPTOR_VERSION,
@@ -293,6 +312,11 @@ class PutHead:
         return view
 
     @property
+    def document_bytes(self) -> int:
+        """How much of the length and the descriptor has arrived."""
+        return len(self._collected)
+
+    @property
     def has_payload(self) -> bool:
         """Whether a payload follows the descriptor; false before the descriptor is known."""
         return self.descriptor is not None and self.descriptor.rdma_target is None
@@ -341,9 +365,11 @@ async def put(exchange: Exchange) -> web.StreamResponse:
     decoder = exchange.decoder(LENGTH.size + limits.descriptor_bytes_max + limits.payload_bytes_max)
     if exchange.awaits_continue:
         await _check_room(exchange, decoder.expected_bytes or 0)
+    body = decoded(exchange, decoder)
+    first = await anext(body)
     async with exchange.storage.conversation() as conversation:
         head = PutHead(limits, decoder.expected_bytes)
-        stored = await _receive_chunks(exchange, decoder, head, conversation)
+        stored = await _receive_chunks(exchange, decoder, head, first, body, conversation)
     reply = PutReply(v=DESCRIPTOR_VERSION, stored=stored.stored, existing=stored.existing)
     return _msgpack(exchange, reply)
 
@@ -362,12 +388,18 @@ async def _check_room(exchange: Exchange, body_bytes: int) -> None:
 
 
 async def _receive_chunks(
-    exchange: Exchange, decoder: BodyDecoder, head: PutHead, conversation: Conversation
+    exchange: Exchange,
+    decoder: BodyDecoder,
+    head: PutHead,
+    first: Pieces,
+    body: AsyncIterator[Pieces],
+    conversation: Conversation,
 ) -> KvStored:
     begun: StorageConnection | None = None
     try:
-        async for pieces in decoded(exchange, decoder):
+        async for pieces in _joined(first, body):
             payload = [head.take(piece) for piece in pieces]
+            exchange.hold_document(head.document_bytes)
             if begun is None and head.has_payload:
                 begun = await _begin_put(exchange, head, conversation)
             payload = [piece for piece in payload if len(piece)]
@@ -385,10 +417,18 @@ async def _receive_chunks(
     return await begun.ask(CommitPut(), KvStored)
 
 
+async def _joined(first: Pieces, rest: AsyncIterator[Pieces]) -> AsyncIterator[Pieces]:
+    yield first
+    async for pieces in rest:
+        yield pieces
+
+
 async def _begin_put(
     exchange: Exchange, head: PutHead, conversation: Conversation
 ) -> StorageConnection:
-    await conversation.begin(_put_request(exchange, head), SendData)
+    await conversation.begin(
+        _put_request(exchange, head), SendData, timeout_s=exchange.admission_timeout_s
+    )
     return conversation.connection
 
 

@@ -20,7 +20,7 @@ from objectcache_gateway.handlers.xml_render import (
     upload_entry,
     url_encoded,
 )
-from objectcache_gateway.receiving import is_small, put_whole, receive_into_put, receive_whole
+from objectcache_gateway.receiving import begin_body, is_small, put_whole, receive_into_put
 from objectcache_gateway.request.listing_params import encoding_type, page_size
 from objectcache_gateway.request.object_headers import attributes_of, checksum_headers
 from objectcache_gateway.request.upload_checksums import (
@@ -84,15 +84,16 @@ async def upload_part(exchange: Exchange) -> web.StreamResponse:
         size_bytes=decoder.expected_bytes,
         identity=exchange.identity,
     )
-    arrived = await receive_whole(exchange, decoder) if is_small(decoder) else None
+    body = await begin_body(exchange, decoder)
+    whole = decoder.finish() if is_small(decoder) else None
     async with exchange.storage.conversation() as conversation:
-        await conversation.begin(request, SendData)
+        await conversation.begin(request, SendData, timeout_s=exchange.admission_timeout_s)
         connection = conversation.connection
-        if arrived is None:
-            result = await receive_into_put(exchange, decoder, connection)
+        if whole is None:
+            result = await receive_into_put(decoder, body, connection)
         else:
-            payload, result = arrived
-            await put_whole(connection, payload)
+            result = whole
+            await put_whole(connection, body.first)
         attributes = ObjectAttributes(checksums=result.checksums)
         etag = etag_of(result)
         commit = CommitPut(etag=etag, attributes=attributes)

@@ -17,6 +17,7 @@ from objectcache_gateway.handlers.etags import etag_of, wants_md5
 from objectcache_gateway.handlers.ownership import with_owner
 from objectcache_gateway.receiving import (
     SMALL_BYTES_MAX,
+    begin_body,
     is_small,
     receive_into_put,
     receive_whole,
@@ -121,24 +122,32 @@ async def _put_whole(exchange: Exchange, decoder: BodyDecoder, request: PutObjec
     """Put a small object in one message. A client that waits for word is told to go on only where
     the bucket and the quotas allow it; one that does not has its body on the way already.
     """
+    await _check_room(exchange, request)
+    data, result = await receive_whole(exchange, decoder)
+    commit = _commit(exchange, result)
+    whole = msgspec.structs.replace(request, data=data, commit=commit)
+    timeout_s = exchange.admission_timeout_s
+    return (await exchange.storage.call(whole, Stored, timeout_s=timeout_s)).info
+
+
+async def _check_room(exchange: Exchange, request: PutObject) -> None:
+    """Refuse a client that waits for word before it sends its body."""
     if exchange.awaits_continue:
         check = CheckPut(
             bucket=request.bucket, identity=request.identity, size_bytes=request.size_bytes or 0
         )
         await exchange.storage.call(check, Done)
-    data, result = await receive_whole(exchange, decoder)
-    commit = _commit(exchange, result)
-    whole = msgspec.structs.replace(request, data=data, commit=commit)
-    return (await exchange.storage.call(whole, Stored)).info
 
 
 async def _put_in_pieces(
     exchange: Exchange, decoder: BodyDecoder, request: PutObject
 ) -> ObjectInfo:
+    await _check_room(exchange, request)
+    body = await begin_body(exchange, decoder)
     async with exchange.storage.conversation() as conversation:
-        await conversation.begin(request, SendData)
+        await conversation.begin(request, SendData, timeout_s=exchange.admission_timeout_s)
         connection = conversation.connection
-        commit = _commit(exchange, await receive_into_put(exchange, decoder, connection))
+        commit = _commit(exchange, await receive_into_put(decoder, body, connection))
         return (await connection.ask(commit, Stored)).info
 
 

@@ -73,3 +73,14 @@ HANDLERS: dict[Operation, Handler] = {
     Operation.CREATE_SESSION: kv.create_session,
     Operation.JOIN_SESSION: client_sessions.join_session,
 }
+
+# Engines ask these, and compute where they are refused: waiting for a restart takes them longer.
+COMPUTED_INSTEAD = frozenset(
+    {
+        Operation.KV_GET,
+        Operation.KV_GET_BY_KEY,
+        Operation.KV_MATCH,
+        Operation.CREATE_SESSION,
+        Operation.JOIN_SESSION,
+    }
+)

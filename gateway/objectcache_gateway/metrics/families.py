@@ -166,11 +166,17 @@ def _of_levels(counts: RequestCounts, levels: GatewayLevels) -> Iterator[Metric]
         (),
         alone(counts.accepted_connections),
     )
-    yield counter(
-        "client_connections_refused_total",
-        "Client connections over gateway.connections_max.",
+    yield gauge(
+        "client_connections_unsigned",
+        "Open client connections on which nobody has shown a good signature.",
         (),
-        alone(counts.refused_connections),
+        alone(levels.strangers),
+    )
+    yield counter(
+        "turned_away_total",
+        "Connections and requests that were refused, or ended for others, for want of room.",
+        ("what",),
+        [((name,), count) for name, count in levels.turned_away.by_name().items()],
     )
     yield gauge(
         "gateway_storage_connections",

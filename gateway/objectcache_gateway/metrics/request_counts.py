@@ -64,7 +64,6 @@ class RequestCounts:
         self.quota_refusals: defaultdict[str, int] = defaultdict(int)
         self.rdma_declines: defaultdict[str, int] = defaultdict(int)
         self.unreadable = 0
-        self.refused_connections = 0
         self.accepted_connections = 0
         self._names = BoundedNames(tenants_max)
         # By the operation itself, whose name costs more to find than its cell.

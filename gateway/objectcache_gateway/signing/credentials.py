@@ -15,6 +15,7 @@ from pathlib import Path
 from objectcache_gateway.access.directory import AccessDirectory
 from objectcache_gateway.access.permissions import ROOT, Caller
 from objectcache_gateway.signing.made_up_keys import made_up_access_key, made_up_secret_key
+from objectcache_gateway.signing.sigv4 import NO_SUCH_KEY, FormerKey
 from objectcache_schemas.accounts import ROOT_USER, AccessKey, User
 from objectcache_schemas.durable_names import flush_directory
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable
@@ -56,7 +57,8 @@ class RootCredentials:
 class CredentialStore:
     """Access keys and who they belong to: the root key, and those of a directory if there is one.
 
-    A key that is disabled, has expired, or whose user is disabled, is one that does not exist.
+    A key that is disabled, has expired, or whose user is disabled, opens nothing; only who has its
+    secret is told that it is there.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class CredentialStore:
         self._directory = directory
 
     def secret_for(self, access_key: str) -> str | None:
-        """The secret of an access key, or None for one that does not exist.
+        """The secret of an access key, or None for one that is not in force.
 
         Raises `Unavailable` where the accounts are not known yet.
         """
@@ -88,18 +90,39 @@ class CredentialStore:
 
     def caller_for(self, access_key: str) -> Caller:
         """Who the key belongs to, and what that one may do; raises `AccessDenied` for a key that
-        does not exist.
+        is not in force, and says why: ask for whoever has shown its secret.
         """
         if access_key == self._root.access_key:
             return ROOT
         found = self._found(access_key)
         if found is None:
-            raise AccessDenied("the access key does not exist", code="InvalidAccessKeyId")
+            former = self.former_key_for(access_key)
+            why = former.why if former is not None else NO_SUCH_KEY
+            raise AccessDenied(why, code="InvalidAccessKeyId")
         return Caller.of(*found)
 
     def identity_for(self, access_key: str) -> str:
         """Who the key belongs to; raises `AccessDenied` for one that does not exist."""
         return self.caller_for(access_key).identity
+
+    def former_key_for(self, access_key: str) -> FormerKey | None:
+        """A key that is there and not in force, and why; None for any other."""
+        key = self._directory.key(access_key) if self._directory else None
+        if self._directory is None or key is None:
+            return None
+        user = self._directory.user(key.user)
+        if user is None:
+            return None
+        if not key.enabled:
+            return FormerKey(key.secret_key, "the access key is disabled")
+        if self._has_expired(key):
+            return FormerKey(key.secret_key, "the access key has expired")
+        if not user.enabled:
+            return FormerKey(key.secret_key, "the access key's user is disabled")
+        return None
+
+    def _has_expired(self, key: AccessKey) -> bool:
+        return key.expires_s is not None and key.expires_s <= self._clock()
 
     def _found(self, access_key: str) -> tuple[User, AccessKey] | None:
         """A key that is in force, and its user."""
@@ -107,8 +130,7 @@ class CredentialStore:
         if self._directory is None or key is None:
             return None
         user = self._directory.user(key.user)
-        has_expired = key.expires_s is not None and key.expires_s <= self._clock()
-        if user is None or not user.enabled or not key.enabled or has_expired:
+        if user is None or not user.enabled or not key.enabled or self._has_expired(key):
             return None
         return user, key
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from objectcache_gateway.request.request_head import RequestHead
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unsupported
 
 ALGORITHM = "AWS4-HMAC-SHA256"
-SERVICE, TERMINATOR = "s3", "aws4_request"
+S3_SERVICE, TERMINATOR = "s3", "aws4_request"
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
 EXPIRES_S_MAX = 604_800  # S3's own limit on a presigned URL, seven days
 
@@ -34,6 +36,7 @@ class Claim:
     access_key: str
     day: str  # of the credential, yyyymmdd
     region: str
+    service: str
     signed_headers: tuple[str, ...]  # lowercase, in the order they were signed
     signature: str
     amz_date: str  # yyyymmddThhmmssZ
@@ -43,7 +46,7 @@ class Claim:
     @property
     def scope(self) -> str:
         """The credential scope of the string to sign."""
-        return f"{self.day}/{self.region}/{SERVICE}/{TERMINATOR}"
+        return f"{self.day}/{self.region}/{self.service}/{TERMINATOR}"
 
     @property
     def presigned(self) -> bool:
@@ -51,8 +54,8 @@ class Claim:
         return self.expires_s is not None
 
 
-def read_claim(head: RequestHead) -> Claim:
-    """Read the Authorization header or the presigned query.
+def read_claim(head: RequestHead, service: str = S3_SERVICE) -> Claim:
+    """Read the Authorization header or the presigned query of a request to `service`.
 
     Raises `AccessDenied` for an anonymous request, one without a date or one with a session token,
     `InvalidRequest` for what cannot be read, and `Unsupported` for SigV4a.
@@ -68,26 +71,29 @@ def read_claim(head: RequestHead) -> Claim:
     if v2_in_query:
         raise _unsupported_mechanism("Signature Version 2")
     if in_query:
-        return _query_claim(head)
+        return _query_claim(head, service)
     if authorization is not None:
-        return _header_claim(head, authorization)
+        return _header_claim(head, authorization, service)
     raise AccessDenied("the request is not signed, and anonymous access is not allowed")
 
 
 # --- the Authorization header --------------------------------------------------------------------
 
 
-def _header_claim(head: RequestHead, authorization: str) -> Claim:
+def _header_claim(head: RequestHead, authorization: str, service: str) -> Claim:
     _refuse_session_token(head.header("x-amz-security-token"))
     fields = _authorization_fields(authorization)
-    access_key, day, region = _credential(fields["Credential"], malformed_header)
+    access_key, day, region = _credential(fields["Credential"], service, malformed_header)
     payload_hash = head.header("x-amz-content-sha256")
+    if payload_hash is None and service != S3_SERVICE:
+        payload_hash = EMPTY_SHA256  # S3 alone asks for the header: others' signers leave it out
     if payload_hash is None:
         raise InvalidRequest("the header x-amz-content-sha256 is missing", code="InvalidRequest")
     return Claim(
         access_key,
         day,
         region,
+        service,
         tuple(fields["SignedHeaders"].lower().split(";")),
         fields["Signature"],
         _amz_date_of(head),
@@ -159,12 +165,14 @@ def malformed_header(what: str) -> InvalidRequest:
 # --- the presigned query -------------------------------------------------------------------------
 
 
-def _query_claim(head: RequestHead) -> Claim:
+def _query_claim(head: RequestHead, service: str) -> Claim:
     values = _unique_query(head)
     _refuse_session_token(values.get("X-Amz-Security-Token") or head.header("x-amz-security-token"))
     if _needed(values, "X-Amz-Algorithm") != ALGORITHM:
         raise malformed_query(f"X-Amz-Algorithm must be {ALGORITHM}")
-    access_key, day, region = _credential(_needed(values, "X-Amz-Credential"), malformed_query)
+    access_key, day, region = _credential(
+        _needed(values, "X-Amz-Credential"), service, malformed_query
+    )
     amz_date = _needed(values, "X-Amz-Date")
     if not _AMZ_DATE.fullmatch(amz_date):
         raise malformed_query("X-Amz-Date must be a date such as 20130524T000000Z")
@@ -173,6 +181,7 @@ def _query_claim(head: RequestHead) -> Claim:
         access_key,
         day,
         region,
+        service,
         tuple(_needed(values, "X-Amz-SignedHeaders").lower().split(";")),
         _needed(values, "X-Amz-Signature"),
         amz_date,
@@ -213,14 +222,16 @@ def malformed_query(what: str) -> InvalidRequest:
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _credential(text: str, malformed: Callable[[str], InvalidRequest]) -> tuple[str, str, str]:
-    """Access key, day and region of a credential."""
+def _credential(
+    text: str, service: str, malformed: Callable[[str], InvalidRequest]
+) -> tuple[str, str, str]:
+    """Access key, day and region of a credential for `service`."""
     parts = text.rsplit("/", 4)
     if len(parts) != 5 or not all(parts[:3]):
-        raise malformed("the credential must be ACCESS-KEY/YYYYMMDD/REGION/s3/aws4_request")
-    access_key, day, region, service, terminator = parts
-    if (service, terminator) != (SERVICE, TERMINATOR):
-        raise malformed(f"the credential must end with /{SERVICE}/{TERMINATOR}")
+        raise malformed(f"the credential must be ACCESS-KEY/YYYYMMDD/REGION/{service}/{TERMINATOR}")
+    access_key, day, region, *end = parts
+    if end != [service, TERMINATOR]:
+        raise malformed(f"the credential must end with /{service}/{TERMINATOR}")
     return access_key, day, region
 
 

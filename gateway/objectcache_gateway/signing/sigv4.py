@@ -25,7 +25,8 @@ from objectcache_gateway.signing.canonical_request import (
 )
 from objectcache_gateway.signing.signature_claim import (
     ALGORITHM,
-    SERVICE,
+    EMPTY_SHA256,
+    S3_SERVICE,
     TERMINATOR,
     UNSIGNED_PAYLOAD,
     Claim,
@@ -38,7 +39,8 @@ from objectcache_schemas import headers
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unsupported
 
 SIGNING_KEYS_MAX = 256  # one a key, day and region; far above what one gateway sees
-EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+
+NO_SUCH_KEY = "the access key does not exist"
 
 # Signs for access keys that do not exist, so that they take the path of those that do.
 _NOBODYS_SECRET = "0" * 40
@@ -101,11 +103,21 @@ class Authenticated:
     presigned: bool
 
 
+@dataclass(frozen=True, slots=True)
+class FormerKey:
+    """An access key that is not in force."""
+
+    secret_key: str = field(repr=False)
+    why: str  # in words, for whoever has the secret
+
+
 class SigningKeys:
     """Derived signing keys, the least recently used forgotten first. Safe in several threads."""
 
-    def __init__(self, keys_max: int = SIGNING_KEYS_MAX) -> None:
+    def __init__(self, keys_max: int = SIGNING_KEYS_MAX, service: str = S3_SERVICE) -> None:
+        """`service` is whom they sign for: a signature for one opens no other."""
         self._keys_max = keys_max
+        self.service = service
         self._keys: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -113,7 +125,7 @@ class SigningKeys:
         """The key, derived where it is not known."""
         with self._lock:
             known = self._keys.get((secret, day, region))
-        return known or derive_signing_key(secret, day, region)
+        return known or derive_signing_key(secret, day, region, self.service)
 
     def keep(self, secret: str, day: str, region: str, key: bytes) -> None:
         """Remember a key that a valid signature was made with; others could fill the cache."""
@@ -134,25 +146,28 @@ def authenticate(
     clock_skew_s: float,
     region: str | None = None,
     signing_keys: SigningKeys | None = None,
+    former_key_for: Callable[[str], FormerKey | None] = lambda _: None,
 ) -> Authenticated:
     """Establish who signed the request.
 
     `now_s` is Unix time. `region` None takes any region of the credential scope. `signing_keys`
-    saves deriving a key for every request. The host, every x-amz-* header and every
+    saves deriving a key for every request, and says for which service. `former_key_for` knows keys
+    that are not in force: whoever has the right secret is told why, and anybody else what is told
+    of keys that never were, after the same computation. The host, every x-amz-* header and every
     x-objectcache-* header that is no mere label must be signed.
 
     Raises `AccessDenied` with S3's code, `InvalidRequest` for an authorization that cannot be read,
     and `Unsupported` for SigV4a.
     """
-    claim = read_claim(head)
+    keys = signing_keys or SigningKeys()
+    claim = read_claim(head, keys.service)
     payload, payload_sha256 = payload_mode(claim.payload_hash)
     _check_signed_headers(head, claim)
     secret = secret_for(claim.access_key)
-    keys = signing_keys or SigningKeys()
-    key = keys.signing_key(secret or _NOBODYS_SECRET, claim.day, claim.region)
-    valid = _is_signed_with(key, head, claim)
     if secret is None:
-        raise AccessDenied("the access key does not exist", code="InvalidAccessKeyId")
+        raise _not_in_force(head, claim, former_key_for(claim.access_key))
+    key = keys.signing_key(secret, claim.day, claim.region)
+    valid = _is_signed_with(key, head, claim)
     _check_scope(claim, region)
     _check_time(claim, now_s, clock_skew_s)
     if not valid:
@@ -167,10 +182,19 @@ def authenticate(
     return Authenticated(claim.access_key, payload, payload_sha256, chunk_signing, claim.presigned)
 
 
-def derive_signing_key(secret: str, day: str, region: str) -> bytes:
-    """The 32-byte key that signs requests of one day, as yyyymmdd, in one region."""
+def _not_in_force(head: RequestHead, claim: Claim, former: FormerKey | None) -> AccessDenied:
+    """The refusal of a key that is not in force, or never was."""
+    secret = former.secret_key if former is not None else _NOBODYS_SECRET
+    key = derive_signing_key(secret, claim.day, claim.region, claim.service)
+    valid = _is_signed_with(key, head, claim)
+    why = former.why if former is not None and valid else NO_SUCH_KEY
+    return AccessDenied(why, code="InvalidAccessKeyId")
+
+
+def derive_signing_key(secret: str, day: str, region: str, service: str = S3_SERVICE) -> bytes:
+    """The 32-byte key that signs requests of one day, as yyyymmdd, in one region, to a service."""
     key = wire_bytes("AWS4" + secret)
-    for text in (day, region, SERVICE, TERMINATOR):
+    for text in (day, region, service, TERMINATOR):
         key = _hmac(key, text)
     return key
 

@@ -9,11 +9,12 @@ import socket as sockets
 import time
 from contextlib import ExitStack
 
-from objectcache_schemas.errors import DeliveryFailed, InvalidRequest
-from objectcache_schemas.messages import BodySent, Done, SendBody
+from objectcache_schemas.errors import Busy, DeliveryFailed, InvalidRequest
+from objectcache_schemas.messages import BodyChoice, BodySent, Done, SendBody
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.running import (
     BodyDelivery,
+    BodyMemory,
     RunningDelivery,
     Terms,
     accepted,
@@ -32,6 +33,17 @@ FRAGMENTS_AHEAD = 16  # under a cap a fragment is half a millisecond of it
 logger = logging.getLogger("objectcache.storage_server.gets")
 
 
+async def receive_choice(talk: Conversation, memory: BodyMemory) -> BodyChoice:
+    """What the gateway wants of the body, once its client has taken the head of the response.
+    Raises `Busy` where that is too slow while others wait.
+    """
+    try:
+        return await memory.pace.wait_for(talk.receive_body_choice())
+    except Busy:
+        talk.give_up()  # the choice is still to come
+        raise
+
+
 def body_wish(service: Service, payload_bytes: int, fragment_bytes: int) -> MemoryWish:
     """The memory that a body can use: a few fragments, and no more than the settings allow."""
     pool = service.pool
@@ -42,19 +54,23 @@ def body_wish(service: Service, payload_bytes: int, fragment_bytes: int) -> Memo
 
 
 async def wait_for_memory(
-    service: Service, talk: Conversation, wish: MemoryWish, recorder: DeliveryRecorder
-) -> int:
+    service: Service,
+    talk: Conversation,
+    tenant: str,
+    wish: MemoryWish,
+    recorder: DeliveryRecorder,
+) -> BodyMemory:
     """Wait for memory, as for admission; `start_body` takes it over. Raises what
     `MemoryGrants.grant` does.
     """
     asked_s = time.monotonic()
-    granted_bytes = await service.memory.grant(wish, talk.stream.closed_by_peer)
+    grant = await service.memory.grant(tenant, wish, talk.gone)
     recorder.queued(time.monotonic() - asked_s)
-    return granted_bytes
+    return BodyMemory(service, grant, service.slow_bodies.add(tenant))
 
 
 def start_body(
-    service: Service, plan: Plan, opened: OpenObjects, terms: Terms, granted_bytes: int
+    service: Service, plan: Plan, opened: OpenObjects, terms: Terms, memory: BodyMemory
 ) -> BodyDelivery:
     """Begin reading into buffers; at most the delivery's grant runs ahead of the client.
 
@@ -62,10 +78,11 @@ def start_body(
     """
     with ExitStack() as undo:
         undo.callback(opened.close)
-        undo.callback(service.pool.release, granted_bytes)
+        undo.callback(memory.release)
         transport = BodyTransport(
             service.pool,
-            granted_bytes,
+            memory.grant,
+            memory.pace,
             lambda: service.dispatcher.wake(running.delivery),
             terms.recorder,
         )
@@ -74,9 +91,10 @@ def start_body(
     try:
         running.start()
     except BaseException:
+        memory.unwatch()
         running.after_end(transport.release)
         raise
-    return BodyDelivery(running, transport, plan.payload_bytes)
+    return BodyDelivery(running, transport, plan.payload_bytes, memory)
 
 
 async def serve_body(service: Service, talk: Conversation, body: BodyDelivery) -> None:
@@ -84,7 +102,7 @@ async def serve_body(service: Service, talk: Conversation, body: BodyDelivery) -
     try:
         await wait_admitted(service, talk, body.running)
         await talk.send(accepted(body.running))
-        choice = await talk.receive_body_choice()
+        choice = await receive_choice(talk, body.memory)
     except BaseException:
         await body.close("the gateway is gone")
         raise

@@ -134,7 +134,9 @@ class GatewayConnection:
                 await serve_lease(service, talk, request)
             case JoinForClient():
                 talk.give_up()  # the connection is the session's from here on
-                await service.sessions.serve_client_of_gateway(request.identity, self._stream)
+                await service.sessions.serve_client_of_gateway(
+                    request.identity, self._stream, request.access_key
+                )
             case CopyObject():
                 await talk.send(await copy_object(service, request))
             case CopyPart():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from objectcache_schemas.compute_windows import is_computed
+from objectcache_schemas.messages import WindowSource
 from objectcache_schemas.target_messages import LayersConsumed
 from objectcache_storage_server.connections.running import RunningDelivery
 from objectcache_storage_server.connections.sessions import Session
@@ -32,6 +34,7 @@ class ConsumptionWatch:
         identity: str,
         shape: DeliveryShape,
     ) -> None:
+        """Of a delivery whose client wants all layers at once nothing is learned."""
         self._service = service
         self._delivery: Delivery | None = running.delivery  # until it ends
         self._recorder = running.terms.recorder
@@ -42,6 +45,8 @@ class ConsumptionWatch:
         self._tag = tag
         self._identity = identity
         self._shape = shape
+        self._teaches = running.terms.window.source is not WindowSource.WHOLE
+        self._layer_bytes = running.terms.demand.layer_bytes
         self._timer: asyncio.TimerHandle | None = None
         self._callback = self._consumed  # one object, by which it is known
         self._is_watching = session.watch_consumption(tag, self._callback, self._dropped)
@@ -50,16 +55,21 @@ class ConsumptionWatch:
     def _consumed(self, message: LayersConsumed) -> None:
         end_layer = min(message.end_layer, self._end_layer)
         self._count(end_layer, message)
-        self._recorder.layers_consumed(end_layer, time.monotonic())
+        compute_s = self._window_s(message.compute_s)
+        self._recorder.layers_consumed(end_layer, time.monotonic(), compute_s)
         if self._delivery is not None:
-            # An engine that asks ahead of its GPU, or only copies, says nothing of a window.
-            compute_s = message.compute_s if message.compute_s >= WINDOW_MIN_S else None
             self._service.dispatcher.consumed(
                 self._delivery, end_layer - self._first_layer, compute_s
             )
-        self._service.windows.learn(self._identity, self._shape, message.compute_s)
+        if self._teaches:
+            self._service.windows.learn(self._identity, self._shape, message.compute_s)
         if end_layer == self._end_layer:
             self._forget()
+
+    def _window_s(self, compute_s: float) -> float | None:
+        """An engine that asks ahead of its GPU, or only copies, says nothing of a window."""
+        is_window = compute_s >= WINDOW_MIN_S and is_computed(compute_s, self._layer_bytes)
+        return compute_s if is_window else None
 
     def _count(self, end_layer: int, message: LayersConsumed) -> None:
         """Count each layer once, whatever the client says how often."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import msgspec
 
 from objectcache_schemas.messages import BodyChoice, EndLease, PutEnd
@@ -12,7 +14,19 @@ _PUT_END = msgspec.msgpack.Decoder(PutEnd)
 _LEASE_END = msgspec.msgpack.Decoder(EndLease)
 
 
-class Conversation:
+class Asker(ABC):
+    """Who asked for a delivery into a target: a gateway for its client, or a client's session."""
+
+    @abstractmethod
+    async def send(self, message: msgspec.Struct) -> None:
+        """Send a reply."""
+
+    @abstractmethod
+    async def gone(self) -> None:
+        """Return when nobody waits for the delivery any more."""
+
+
+class Conversation(Asker):
     """Messages of one request after its first. Raises `ConnectionEnded` and `FrameError`."""
 
     def __init__(self, stream: StreamSocket) -> None:
@@ -20,8 +34,10 @@ class Conversation:
         self.given_up = False
 
     async def send(self, message: msgspec.Struct) -> None:
-        """Send a reply."""
         await self.stream.send_frame(message)
+
+    async def gone(self) -> None:
+        await self.stream.closed_by_peer()
 
     async def receive_body_choice(self) -> BodyChoice:
         """What the gateway wants of the body."""

@@ -66,9 +66,11 @@ async def _copied(
             "copy ranges of it into the parts of an upload",
             code="InvalidRequest",
         )
-    async with counted_put(service, bucket, identity, object_count, size_bytes) as counted:
-        with _admitted(service, size_bytes, identity):
-            return await service.call(copy, counted.reservation)
+    async with (
+        counted_put(service, bucket, identity, object_count, size_bytes) as counted,
+        service.put_admitted(size_bytes, identity),
+    ):
+        return await service.call(copy, counted.reservation)
 
 
 def _copy_object(service: Service, request: CopyObject, layout: KvLayout | None) -> ObjectInfo:
@@ -108,20 +110,11 @@ def _complete(
     def copying(size_bytes: int) -> Generator[None]:
         # Its parts were let in each for itself, so the whole is not refused for its size.
         flight.add_unknown(size_bytes)
-        slot_bytes_max = min(service.limits.object_bytes_max, service.storage.put_staging_bytes_max)
-        with _admitted(service, min(size_bytes, slot_bytes_max), request.identity):
+        slot_bytes_max = min(service.limits.object_bytes_max, service.put_bytes_max)
+        with service.put_admitted_now(min(size_bytes, slot_bytes_max), request.identity):
             yield
 
     bytes_max = service.limits.joined_object_bytes_max
     info = complete_upload(service.engine, request, bytes_max, judge, copying)
     service.stored.upload_ended(request.upload_id, is_joined=True)
     return info
-
-
-@contextmanager
-def _admitted(service: Service, staged_bytes: int, identity: str) -> Generator[None]:
-    service.admit_put(staged_bytes, identity)
-    try:
-        yield
-    finally:
-        service.end_put(staged_bytes, identity)

@@ -29,15 +29,15 @@ async def serve_fabric_lease(
     service: Service, talk: Conversation, request: LeaseTarget, target: MemoryTarget
 ) -> None:
     """`LeaseTarget`, to the end of the lease; nothing moves any more when it returns or raises."""
-    granted_bytes = await grant_staging(service, talk, request.payload_bytes)
+    grant = await grant_staging(service, talk, request.identity, request.payload_bytes)
     try:
         lease = service.registry.lease(request.identity, target, request.payload_bytes)
     except BaseException:
-        service.fabrics.staging.release(granted_bytes)
+        grant.release()
         raise
     session = lease.target.owner
     assert isinstance(session, Session)
-    moves = StagedMoves(lease, service.fabrics.staging, granted_bytes, session.give_up)
+    moves = StagedMoves(lease, service.fabrics.staging, grant, session.end)
     failure: WireError | None = DeliveryFailed("the gateway is gone").to_wire()
     try:
         await talk.send(TargetLeased())

@@ -50,15 +50,15 @@ class FabricSource(TargetSource):
         check_length(asked, shape)
         staging = service.fabrics.staging
         piece_bytes = staged_piece_bytes(shape, staging.buffer_bytes)
-        granted_bytes = await grant_staging(service, talk, shape.total_bytes)
+        grant = await grant_staging(service, talk, identity, shape.total_bytes)
         try:
             lease = service.registry.lease(identity, asked, shape.total_bytes)
         except BaseException:
-            staging.release(granted_bytes)
+            grant.release()
             raise
         session = lease.target.owner
         assert isinstance(session, Session)
-        moves = StagedMoves(lease, staging, granted_bytes, session.give_up)
+        moves = StagedMoves(lease, staging, grant, session.end)
         return cls(service, moves, piece_bytes)
 
     async def write_all(self, talk: Conversation, prefix: StagedPrefix) -> None:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
-from weakref import WeakValueDictionary
+
+from objectcache_storage_server.fair_line import Counted
+from objectcache_storage_server.line_waits import LineWaits
 
 THREADS = 32
-THREADS_PER_IDENTITY_MAX = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,35 +18,30 @@ T = TypeVar("T")
 
 class FabricThreads:
     """Apart from all others, so that a client that stands still holds up nobody's disk or memory;
-    each identity has a few, so that it holds up few of another's fabrics. Used in the event loop.
+    each identity has a share, so that it holds up no other's fabrics. Used in the event loop.
     """
 
-    def __init__(
-        self, threads: int = THREADS, per_identity_max: int = THREADS_PER_IDENTITY_MAX
-    ) -> None:
+    def __init__(self, waiting_max: int, threads: int = THREADS) -> None:
+        """`waiting_max`: storage.sessions_max, each of which asks for one thing at a time."""
         self._executor = ThreadPoolExecutor(threads, "fabric")
-        self._per_identity_max = per_identity_max
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._waits = LineWaits(Counted("threads of fabrics", "their number", threads), waiting_max)
 
     async def start(
         self, identity: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> asyncio.Future[T]:
-        """Wait until one of the identity's threads is free, and begin the call there.
+        """Wait until the identity may have a thread, and begin the call there.
 
         It goes on, and keeps its thread, when nobody waits for it any more.
         """
-        turns = self._turns.get(identity)
-        if turns is None:
-            turns = self._turns[identity] = asyncio.Semaphore(self._per_identity_max)
-        await turns.acquire()
+        await self._waits.take(identity, 1)
         try:
             calling = self._executor.submit(function, *args, **kwargs)
         except BaseException:
-            turns.release()
+            self._waits.give_back(identity, 1)
             raise
         called = asyncio.wrap_future(calling)
-        called.add_done_callback(lambda _: turns.release())
+        called.add_done_callback(lambda _: self._waits.give_back(identity, 1))
         return called
 
     def __repr__(self) -> str:
-        return f"<FabricThreads for {len(self._turns)} identities>"
+        return f"<FabricThreads {self._waits!r}>"

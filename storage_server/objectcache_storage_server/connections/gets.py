@@ -10,17 +10,19 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import InvalidRequest, NotFound
 from objectcache_schemas.messages import Done, KvGet, ObjectOpened, OpenObject, SendBody
 from objectcache_storage_server.accounts.in_flight import Flight
+from objectcache_storage_server.buffers import MemoryGrant
 from objectcache_storage_server.connections.body_gets import (
     body_wish,
+    receive_choice,
     send_body,
     serve_body,
     start_body,
     wait_for_memory,
 )
-from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.conversation import Asker, Conversation
 from objectcache_storage_server.connections.delivery_records import new_recorder, recorded
 from objectcache_storage_server.connections.prefixes import open_prefix
-from objectcache_storage_server.connections.running import TCP, BodyDelivery, Terms
+from objectcache_storage_server.connections.running import TCP, BodyDelivery, BodyMemory, Terms
 from objectcache_storage_server.connections.small_gets import open_small
 from objectcache_storage_server.connections.staging_grants import grant_staging
 from objectcache_storage_server.connections.target_gets import serve_target, start_target
@@ -76,10 +78,10 @@ async def _serve_large(
         fragment_bytes = service.fragment_bytes(service.storage.fragment_bytes, 0)
         wish = body_wish(service, info.size_bytes, fragment_bytes)
         flight.add_bytes(min(info.size_bytes, wish.wanted_bytes))
-        granted_bytes = await wait_for_memory(service, talk, wish, recorder)
-        undo.callback(service.pool.release, granted_bytes)
+        memory = await wait_for_memory(service, talk, request.identity, wish, recorder)
+        undo.callback(memory.release)
         await talk.send(ObjectOpened(info=info))
-        choice = await talk.receive_body_choice()
+        choice = await receive_choice(talk, memory)
         if isinstance(choice, SendBody):
             undo.pop_all()  # the delivery takes them over
     if not isinstance(choice, SendBody):
@@ -87,7 +89,7 @@ async def _serve_large(
         return
     with recorded(service, recorder):
         body = _start_range(
-            service, opened, choice, recorder, request.identity, fragment_bytes, granted_bytes
+            service, opened, choice, recorder, request.identity, fragment_bytes, memory
         )
         await send_body(service, talk, body, choice)
 
@@ -99,12 +101,12 @@ def _start_range(
     recorder: DeliveryRecorder,
     tenant: str,
     fragment_bytes: int,
-    granted_bytes: int,
+    memory: BodyMemory,
 ) -> BodyDelivery:
     """Takes `opened` and the grant over, whether it succeeds or not."""
     with ExitStack() as undo:
         undo.callback(opened.close)
-        undo.callback(service.pool.release, granted_bytes)
+        undo.callback(memory.release)
         end_bytes = choice.offset_bytes + choice.length_bytes
         size_bytes = opened.infos[0].size_bytes if opened.infos[0] else 0
         if not 0 <= choice.offset_bytes <= end_bytes <= size_bytes:
@@ -116,14 +118,19 @@ def _start_range(
         terms = Terms(recorder, demand, service.policy)
         undo.pop_all()  # the delivery takes them over
     wish = body_wish(service, choice.length_bytes, fragment_bytes)
-    used_bytes = min(granted_bytes, wish.wanted_bytes)
-    service.pool.release(granted_bytes - used_bytes)  # a range may need less than its object
-    return start_body(service, plan, opened, terms, used_bytes)
+    grant = memory.grant
+    grant.shrink(max(0, grant.granted_bytes - wish.wanted_bytes))  # it may need less than all
+    return start_body(service, plan, opened, terms, memory)
 
 
 async def serve_kv_get(service: Service, talk: Conversation, request: KvGet) -> None:
     """`KvGet`: plan the delivery, say so, and carry it to its end."""
     descriptor = Descriptor.from_bytes(request.descriptor, service.limits)
+    await serve_get(service, talk, request, descriptor)
+
+
+async def serve_get(service: Service, asker: Asker, request: KvGet, descriptor: Descriptor) -> None:
+    """A get, whoever brought it; what goes into a body is asked for in a `Conversation`."""
     if descriptor.rdma_target is not None:
         check_transport(descriptor.rdma_target.transport)
     mode = forced_mode(
@@ -134,49 +141,58 @@ async def serve_kv_get(service: Service, talk: Conversation, request: KvGet) -> 
     )
     recorder = new_recorder(service, request)
     with recorded(service, recorder):
-        gone = talk.stream.closed_by_peer
         async with (
             service.in_flight.flight(
                 request.identity, request.bucket, service.call, deliveries=1
             ) as flight,
-            service.entrance.admitted(request.identity, gone) as waited_s,
+            service.entrance.admitted(request.identity, asker.gone) as waited_s,
         ):
             recorder.queued(waited_s)
-            await _serve_prefix(service, talk, request, descriptor, mode, recorder, flight)
+            await _serve_prefix(service, asker, request, descriptor, mode, recorder, flight)
 
 
 async def _serve_prefix(
     service: Service,
-    talk: Conversation,
+    asker: Asker,
     request: KvGet,
     descriptor: Descriptor,
     mode: DeliveryMode,
     recorder: DeliveryRecorder,
     flight: Flight,
 ) -> None:
+    body_talk = _body_talk(asker, request, descriptor)
     opened, window = await service.call_to_open(
         lambda: open_prefix(service, request, descriptor), lambda found: found[0].close()
     )
-    leaves_as_body = is_body(request.path, descriptor.rdma_target is not None)
-    granted_bytes = staging_bytes = 0
+    staging: MemoryGrant | None = None
+    memory: BodyMemory | None = None
     try:
         plan, terms = _plan(service, opened, descriptor, mode, request, recorder, window)
-        if leaves_as_body:
+        if body_talk is not None:
             wish = body_wish(service, plan.payload_bytes, plan.fragment_bytes)
             flight.add_bytes(min(plan.payload_bytes, wish.wanted_bytes))
-            granted_bytes = await wait_for_memory(service, talk, wish, recorder)
+            memory = await wait_for_memory(service, body_talk, request.identity, wish, recorder)
         else:
             flight.add_bytes(plan.payload_bytes)
-            staging_bytes = await _wait_for_staging(service, talk, plan, descriptor, recorder)
+            staging = await _wait_for_staging(service, asker, request, plan, descriptor, recorder)
     except BaseException:
         opened.close()
         raise
-    if leaves_as_body:
-        body = start_body(service, plan, opened, terms, granted_bytes)
-        await serve_body(service, talk, body)
+    if body_talk is not None:
+        assert memory is not None
+        body = start_body(service, plan, opened, terms, memory)
+        await serve_body(service, body_talk, body)
     else:
-        running = start_target(service, plan, opened, request, descriptor, terms, staging_bytes)
-        await serve_target(service, talk, running)
+        running = start_target(service, plan, opened, request, descriptor, terms, staging)
+        await serve_target(service, asker, running)
+
+
+def _body_talk(asker: Asker, request: KvGet, descriptor: Descriptor) -> Conversation | None:
+    """The conversation that the payload leaves as a body of; None where it goes into a target."""
+    if not is_body(request.path, descriptor.rdma_target is not None):
+        return None
+    assert isinstance(asker, Conversation), "a session asks for targets alone"
+    return asker
 
 
 def _is_staged(descriptor: Descriptor) -> bool:
@@ -187,18 +203,19 @@ def _is_staged(descriptor: Descriptor) -> bool:
 
 async def _wait_for_staging(
     service: Service,
-    talk: Conversation,
+    asker: Asker,
+    request: KvGet,
     plan: ChunkPlan,
     descriptor: Descriptor,
     recorder: DeliveryRecorder,
-) -> int:
-    """Wait for staging memory where the payload goes by way of it; otherwise 0 bytes."""
+) -> MemoryGrant | None:
+    """Wait for staging memory where the payload goes by way of it; otherwise None."""
     if not _is_staged(descriptor):
-        return 0
+        return None
     asked_s = time.monotonic()
-    granted_bytes = await grant_staging(service, talk, plan.payload_bytes)
+    grant = await grant_staging(service, asker, request.identity, plan.payload_bytes)
     recorder.queued(time.monotonic() - asked_s)
-    return granted_bytes
+    return grant
 
 
 def _plan(

@@ -106,7 +106,7 @@ def _replace_attributes(service: Service, request: ReplaceAttributes) -> Object:
 
 def _create_session(service: Service, request: CreateSession) -> SessionTicket:
     return SessionTicket(
-        ticket=service.tickets.issue(request.identity, time.monotonic()),
+        ticket=service.tickets.issue(request.identity, time.monotonic(), request.access_key),
         socket_path=str(service.settings.target_socket),
         host_id=service.host_id,
         expires_s=TICKET_LIFE_S,

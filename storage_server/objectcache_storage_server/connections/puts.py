@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Callable
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
-from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
+from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.messages import (
@@ -22,6 +22,7 @@ from objectcache_schemas.messages import (
 )
 from objectcache_schemas.records import Condition
 from objectcache_storage_server import multipart
+from objectcache_storage_server.client_pace import ClientPace
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.fabric_source import FabricSource
 from objectcache_storage_server.connections.quotas import CountedPut, counted_put
@@ -31,7 +32,6 @@ from objectcache_storage_server.engines.base import (
     CHECKSUM_BLOCK_BYTES,
     Committed,
     PrefixShape,
-    Staged,
     StagedPrefix,
     StagedPut,
 )
@@ -51,10 +51,15 @@ class Receiver:
     """
 
     def __init__(
-        self, service: Service, write: Callable[[int, memoryview], None], block_bytes: int
+        self,
+        service: Service,
+        write: Callable[[int, memoryview], None],
+        block_bytes: int,
+        tenant: str,
     ) -> None:
         self._service = service
         self._write = write
+        self._tenant = tenant
         buffer_bytes = max(block_bytes, BUFFER_BYTES // block_bytes * block_bytes)
         self._buffers = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(2)]
         self._filled_bytes = 0
@@ -67,27 +72,30 @@ class Receiver:
         end, once the data was drained, so that the conversation stays in step.
         """
         total_bytes = 0
+        pace = self._service.slow_puts.add(self._tenant)
         try:
-            while (length_bytes := await talk.stream.receive_length()) > 0:
+            while (length_bytes := await pace.wait_for(talk.stream.receive_length())) > 0:
                 total_bytes += length_bytes
                 if total_bytes > bytes_max:
                     raise InvalidRequest(
                         f"the data is over {bytes_max} bytes", code="EntityTooLarge"
                     )
-                await self._receive_frame(talk, length_bytes)
+                await self._receive_frame(talk, pace, length_bytes)
             await self._flush()
             await self._written()
         finally:
+            self._service.slow_puts.remove(pace)
             if self._writing is not None:
                 await asyncio.wait([self._writing])
         if self._error is not None:
             raise self._error
         return total_bytes
 
-    async def _receive_frame(self, talk: Conversation, length_bytes: int) -> None:
+    async def _receive_frame(self, talk: Conversation, pace: ClientPace, length_bytes: int) -> None:
         while length_bytes:
             room = self._buffers[0][self._filled_bytes :][:length_bytes]
-            await talk.stream.receive_into(room)
+            await pace.wait_for(talk.stream.receive_into(room))
+            pace.moved(len(room))
             self._filled_bytes += len(room)
             length_bytes -= len(room)
             if self._filled_bytes == len(self._buffers[0]):
@@ -175,7 +183,7 @@ async def _serve_put(
     aborted.
     """
     # A put of unknown length is counted as the largest it may become.
-    unknown_max = min(service.limits.object_bytes_max, service.storage.put_staging_bytes_max)
+    unknown_max = min(service.limits.object_bytes_max, service.put_bytes_max)
     bytes_max = unknown_max if size_bytes is None else size_bytes
     if bytes_max > service.limits.object_bytes_max:
         raise InvalidRequest(
@@ -187,33 +195,27 @@ async def _serve_put(
         slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
     )
     if whole is not None:
-        service.admit_put(bytes_max, identity)
-        try:
+        async with service.put_admitted(bytes_max, identity, talk.gone):
             await counted.confirm(bytes_max)
             return await service.call(
                 _store, service, bucket, key, block_bytes, whole[0], whole[1], condition
             )
-        finally:
-            service.end_put(bytes_max, identity)
     if size_bytes is not None:
         await service.call(service.engine.check_room, size_bytes)
-    service.admit_put(bytes_max, identity)
-    staged: Staged | None = None
-    try:
+    async with service.put_admitted(bytes_max, identity, talk.gone):
         staged = await service.call(service.engine.stage, bucket, key, block_bytes)
-        receiver = Receiver(service, staged.write_at, block_bytes)
-        end = await _receive_all(talk, receiver, size_bytes, bytes_max)
-        if end is None:
-            return None
-        received_bytes, commit = end
-        _check_size(layout, received_bytes)
-        await counted.confirm(received_bytes)
-        put = StagedPut(staged, commit.etag, commit.attributes)
-        return (await service.call(service.engine.commit, [put], condition))[0]
-    finally:
-        if staged is not None:
+        try:
+            receiver = Receiver(service, staged.write_at, block_bytes, identity)
+            end = await _receive_all(talk, receiver, size_bytes, bytes_max)
+            if end is None:
+                return None
+            received_bytes, commit = end
+            _check_size(layout, received_bytes)
+            await counted.confirm(received_bytes)
+            put = StagedPut(staged, commit.etag, commit.attributes)
+            return (await service.call(service.engine.commit, [put], condition))[0]
+        finally:
             await service.call(staged.discard)
-        service.end_put(bytes_max, identity)
 
 
 def _whole(request: PutObject) -> tuple[bytes, CommitPut] | None:
@@ -258,8 +260,8 @@ async def _receive_all(
     received_bytes = 0
     try:
         received_bytes = await receiver.receive(talk, bytes_max)
-    except InvalidRequest:
-        talk.give_up()  # data beyond the limit is still under way
+    except (InvalidRequest, Busy):
+        talk.give_up()  # data beyond the limit, or of a client that is too slow, is under way
         raise
     except ObjectCacheError as caught:
         error = caught
@@ -293,9 +295,10 @@ async def serve_kv_put(service: Service, talk: Conversation, request: KvPut) -> 
     )
     await service.call(service.engine.check_room, shape.total_bytes)
     chunk_count = len(shape.keys)
-    async with counted_put(
-        service, bucket, request.identity, chunk_count, shape.total_bytes
-    ) as counted:
+    async with (
+        counted_put(service, bucket, request.identity, chunk_count, shape.total_bytes) as counted,
+        service.put_admitted(shape.total_bytes, request.identity, talk.gone),
+    ):
         await _store_chunks(service, talk, request, descriptor, shape, counted)
 
 
@@ -308,7 +311,6 @@ async def _store_chunks(
     counted: CountedPut,
 ) -> None:
     """Take the payload and commit it."""
-    service.admit_put(shape.total_bytes, request.identity)
     prefix: StagedPrefix | None = None
     source: TargetSource | None = None
     try:
@@ -319,7 +321,7 @@ async def _store_chunks(
         prefix = await service.call(service.engine.stage_prefix, request.bucket, shape)
         if source is not None:
             await source.write_all(talk, prefix)
-        elif not await _receive_prefix(service, talk, prefix, shape):
+        elif not await _receive_prefix(service, talk, request.identity, prefix, shape):
             return
         await counted.confirm(shape.total_bytes)
         puts = [StagedPut(staged, "") for staged in prefix.staged]
@@ -333,7 +335,6 @@ async def _store_chunks(
             source.close()
         if prefix is not None:
             await service.call(prefix.discard)
-        service.end_put(shape.total_bytes, request.identity)
 
 
 async def _open_source(
@@ -351,10 +352,10 @@ async def _open_source(
 
 
 async def _receive_prefix(
-    service: Service, talk: Conversation, prefix: StagedPrefix, shape: PrefixShape
+    service: Service, talk: Conversation, tenant: str, prefix: StagedPrefix, shape: PrefixShape
 ) -> bool:
     """Take the payload from the gateway; false where it aborted."""
-    receiver = Receiver(service, prefix.write, slice_block_bytes(shape.slice_bytes))
+    receiver = Receiver(service, prefix.write, slice_block_bytes(shape.slice_bytes), tenant)
     return await _receive_all(talk, receiver, shape.total_bytes, shape.total_bytes) is not None
 
 

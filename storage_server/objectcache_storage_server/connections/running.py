@@ -11,15 +11,17 @@ from dataclasses import dataclass
 
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import Busy, DeliveryFailed
-from objectcache_schemas.messages import DeliveryAccepted, DeliveryPath, WindowSource
-from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_schemas.messages import DeliveryAccepted, DeliveryPath
+from objectcache_storage_server.buffers import MemoryGrant
+from objectcache_storage_server.client_pace import ClientPace
+from objectcache_storage_server.connections.conversation import Asker
 from objectcache_storage_server.connections.sockets import ConnectionEnded
 from objectcache_storage_server.deliver import Delivery, DeliveryState
 from objectcache_storage_server.delivery_path import is_body
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.entrance import stopping
 from objectcache_storage_server.plan import Plan
-from objectcache_storage_server.scheduling.compute_windows import Window
+from objectcache_storage_server.scheduling.compute_windows import NO_WINDOW, Window
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
@@ -27,7 +29,6 @@ from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport
 
 TCP = "tcp"
-UNKNOWN_WINDOW = Window(None, WindowSource.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Terms:
     recorder: DeliveryRecorder
     demand: Demand
     policy: str
-    window: Window = UNKNOWN_WINDOW
+    window: Window = NO_WINDOW
     path: str = DeliveryPath.S3TCP.value
     transport: str = TCP
     delivery: DeliveryMode = DeliveryMode.CHUNKWISE
@@ -51,7 +52,7 @@ class Terms:
         return is_layerwise and self.demand.compute_window_s is not None
 
     def record(self, plan: Plan, rate_bytes_per_s: float | None) -> None:
-        """Tell the trace that the delivery may begin."""
+        """Tell the trace that the delivery may begin, or has another rate."""
         self.recorder.accepted(
             path=self.path,
             transport=self.transport,
@@ -108,10 +109,10 @@ class RunningDelivery:
             self._service.dispatcher.remove(self.delivery)
 
     def _on_admitted(self, rate_bytes_per_s: float | None) -> None:
-        if self.admitted.is_set():
+        self.terms.record(self.delivery.plan, rate_bytes_per_s)
+        if self.admitted.is_set():  # another rate; the client was told the first
             return
         self.rate_bytes_per_s = rate_bytes_per_s
-        self.terms.record(self.delivery.plan, rate_bytes_per_s)
         if threading.get_ident() == self._loop_thread:
             self.admitted.set()  # at once: the answer need not wait for another round of the loop
         else:
@@ -146,16 +147,16 @@ class RunningDelivery:
         await asyncio.shield(self.ended.wait())
 
 
-async def wait_admitted(service: Service, talk: Conversation, running: RunningDelivery) -> None:
+async def wait_admitted(service: Service, asker: Asker, running: RunningDelivery) -> None:
     """Wait until the scheduler lets it begin, which under stall_dynamic it does at once.
 
     Raises `Busy` where no rate can be had in time, `Unavailable` when the server drains before
-    that, and `ConnectionEnded` when the gateway is gone.
+    that, and `ConnectionEnded` when whoever asked is gone.
     """
     if running.admitted.is_set():
         return
     timeout_s = service.settings.scheduler.queue_timeout_s
-    watching = asyncio.ensure_future(talk.stream.closed_by_peer())
+    watching = asyncio.ensure_future(asker.gone())
     draining = service.entrance.closed
     events = (running.admitted, running.ended, draining)
     waits = [asyncio.ensure_future(event.wait()) for event in events]
@@ -180,18 +181,38 @@ async def wait_admitted(service: Service, talk: Conversation, running: RunningDe
 
 
 @dataclass(frozen=True, slots=True)
+class BodyMemory:
+    """Memory that was granted to a body, and the pace of the client that it is for."""
+
+    service: Service
+    grant: MemoryGrant
+    pace: ClientPace
+
+    def release(self) -> None:
+        """Nothing is held any more. A second call has no effect."""
+        self.unwatch()
+        self.grant.release()
+
+    def unwatch(self) -> None:
+        """The client is waited for no more."""
+        self.service.slow_bodies.remove(self.pace)
+
+
+@dataclass(frozen=True, slots=True)
 class BodyDelivery:
     """A running delivery whose payload goes into a socket."""
 
     running: RunningDelivery
     transport: BodyTransport
     payload_bytes: int
+    memory: BodyMemory
 
     async def close(self, why: str) -> None:
         """End it if it has not ended, and give its memory back; nothing may be sending.
 
         Where the caller is cancelled the memory goes back all the same, when it has ended.
         """
+        self.memory.unwatch()
         self.running.delivery.fail(DeliveryFailed(why))
         self.running.after_end(self.transport.release)
         await asyncio.shield(self.running.ended.wait())

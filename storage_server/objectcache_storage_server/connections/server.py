@@ -8,6 +8,7 @@ import logging
 import os
 import socket as sockets
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from objectcache_schemas.errors import InvalidRequest, Unavailable
@@ -22,6 +23,7 @@ from objectcache_schemas.tls import (
 )
 from objectcache_storage_server.connections.connection import GatewayConnection
 from objectcache_storage_server.connections.newcomers import Newcomers
+from objectcache_storage_server.connections.session_gets import serve_session_get
 from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.service import Service
 
@@ -44,18 +46,24 @@ class StorageServer:
         self._context: ReloadingContext | None = None
         self._newcomers = Newcomers()
         self._tunnels: set[asyncio.Future[None]] = set()
+        service.sessions.serve_get = partial(serve_session_get, service)
 
     async def start(self) -> None:
         """Bind both sockets, and storage.listen where it is set. Raises `InvalidRequest` for a path
         that is too long or certificates that are none, `Unavailable` where one cannot be bound.
         """
         settings = self._service.settings
-        settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            reason = f"server.run_dir {settings.run_dir} cannot be made: {error.strerror}"
+            raise Unavailable(reason) from error
         storage = settings.storage
         self._listen(settings.storage_socket, 0o600, self._serve_gateway)
         self._listen(settings.target_socket, int(storage.target_socket_mode, 8), self._serve_client)
         if storage.listen:
             self._listen_remote(settings)
+        self._listeners.append(asyncio.create_task(self._service.watch_slow_clients()))
 
     def _listen_remote(self, settings: Settings) -> None:
         """Take gateways of other hosts, which show a certificate of server.tls_ca."""
@@ -183,9 +191,11 @@ class StorageServer:
         for task, connection in list(self._connections.items()):
             if connection.idle:
                 task.cancel()
-        if self._connections:
-            await asyncio.wait(set(self._connections), timeout=timeout_s)
-        rest = [*self._connections, *self._clients, *self._listeners]
+        running = {*self._connections, *self._service.sessions.gets}
+        if running:
+            await asyncio.wait(running, timeout=timeout_s)
+        gets = self._service.sessions.gets
+        rest = [*self._connections, *gets, *self._clients, *self._listeners]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)

@@ -9,20 +9,31 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, NamedTuple
 
 import msgspec
 
 from objectcache_schemas.accounts import ROOT_USER
-from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError, Unavailable
+from objectcache_schemas.errors import (
+    AccessDenied,
+    Busy,
+    InvalidRequest,
+    ObjectCacheError,
+    Unavailable,
+)
 from objectcache_schemas.excerpt import excerpt
+from objectcache_schemas.fair_shares import FairShares
 from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
 from objectcache_schemas.message_pace import MessagePace
 from objectcache_schemas.settings import StorageSettings
 from objectcache_schemas.target_messages import (
+    CancelGet,
     FabricOpened,
+    GetEnded,
+    GetPrefix,
     JoinSession,
     LayersConsumed,
     OpenFabric,
@@ -38,6 +49,7 @@ from objectcache_schemas.target_messages import (
 from objectcache_storage_server.connections.fabric_threads import FabricThreads
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.fabrics import NIXL, Fabrics
+from objectcache_storage_server.read_passes import PassBook
 from objectcache_storage_server.targets import (
     RemoteTargetMemory,
     Target,
@@ -50,6 +62,7 @@ from objectcache_storage_server.transports.fabric import FabricPeer, RemoteMemor
 JOIN_TIMEOUT_S = 10.0
 REQUEST_BYTES_MAX = 64 << 10  # far above every request; a client that has not joined may send one
 UNSENT_BYTES_MAX = 1 << 20  # events a client has not taken; a client that far behind is gone
+GETS_MAX = 256  # of one session at a time; more would only wait
 CONSUMPTIONS_WATCHED_MAX = 4096  # of one session; the deliveries past it are served without
 COMPUTE_S_MAX = 3600.0  # of one layer
 WAITED_S_MAX = 86400.0
@@ -66,10 +79,14 @@ class _Watch(NamedTuple):
 
 
 class Session(TargetOwner):
-    """One client. `fabric` is the transport and the peer that reach it, once it has opened one."""
+    """One client. `fabric` is the transport and the peer that reach it, once it has opened one.
+    `access_key` is the one that signed the request for it.
+    """
 
-    def __init__(self, identity: str, socket: StreamSocket) -> None:
+    def __init__(self, identity: str, socket: StreamSocket, access_key: str = "") -> None:
         super().__init__(identity)
+        self.passes = PassBook(access_key)
+        self.gets: dict[int, asyncio.Event] = {}  # that run, by tag; the event cancels one
         self._socket = socket
         self._loop = asyncio.get_running_loop()
         self._unsent = bytearray()
@@ -88,6 +105,8 @@ class Session(TargetOwner):
             self._stopped = True
             watches = list(self._consumptions.values())
             self._consumptions.clear()
+        for cancelled in self.gets.values():
+            cancelled.set()
         for watch in watches:
             self._drop(watch)
         if self._flush_task is not None:
@@ -123,7 +142,7 @@ class Session(TargetOwner):
         if not self._fabric_lost:
             self.post(message)
 
-    def give_up(self) -> None:
+    def end(self) -> None:
         """End it soon, from any thread: the client can begin another one."""
         self._loop.call_soon_threadsafe(self.broken.set)
 
@@ -190,6 +209,14 @@ class Session(TargetOwner):
             self.broken.set()
 
 
+ServeGet = Callable[[Session, GetPrefix, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+async def _serve_no_get(session: Session, request: GetPrefix, _: asyncio.Event) -> None:
+    refusal = AccessDenied("this server serves no gets over sessions; get over HTTP")
+    session.post(GetEnded(tag=request.tag, error=refusal.to_wire()))
+
+
 class SessionServer:
     """Serves sessions, from their beginning to their end."""
 
@@ -200,13 +227,17 @@ class SessionServer:
         tickets: TicketBook,
         storage: StorageSettings,
     ) -> None:
+        self.serve_get: ServeGet = _serve_no_get  # carries a get to its end; raises nothing
+        self._gets: set[asyncio.Task[None]] = set()
         self._registry = registry
         self._fabrics = fabrics
         self._tickets = tickets
         self._storage = storage
-        self._sessions: set[Session] = set()
+        self._sessions: dict[Session, None] = {}  # the oldest first
         self._nixl_sessions: set[Session] = set()
-        self._threads = FabricThreads()
+        self._session_shares = FairShares(storage.sessions_max)
+        self._nixl_shares = FairShares(storage.nixl_sessions_max)
+        self._threads = FabricThreads(storage.sessions_max)
 
     async def serve(self, socket: StreamSocket) -> None:
         """Carry a connection of the target socket until it ends, then let its targets go."""
@@ -218,42 +249,62 @@ class SessionServer:
         if session is not None:
             await self._carry(session, socket)
 
-    async def serve_client_of_gateway(self, identity: str, socket: StreamSocket) -> None:
+    async def serve_client_of_gateway(
+        self, identity: str, socket: StreamSocket, access_key: str = ""
+    ) -> None:
         """Carry a session whose identity a gateway has authenticated. Raises `Busy`."""
         self._check_room(identity)
-        session = Session(identity, socket)
+        session = Session(identity, socket, access_key)
         session.post(SessionJoined(v=PROTOCOL_VERSION))
         await self._carry(session, socket)
 
     async def _carry(self, session: Session, socket: StreamSocket) -> None:
-        self._sessions.add(session)
+        self._sessions[session] = None
+        self._session_shares.take(session.identity, 1)
         try:
             await self._serve_until_broken(session, socket)
         finally:
             await session.stop()
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
+            self._session_shares.give_back(session.identity, 1)
             if session.fabric is not None:
                 session.fabric[1].close()  # first: what it writes holds the targets
-            self._nixl_sessions.discard(session)
+            self._leave_nixl(session)
             for target in list(session.targets.values()):
                 self._registry.release(target, _nothing)
 
     def _check_room(self, identity: str) -> None:
-        """Raises `Busy`."""
-        most = self._storage.sessions_max
-        _check_share(self._sessions, identity, "sessions", "storage.sessions_max", most)
+        """Raises `Busy`. A user without any has one for as long as another user has several: the
+        youngest of whoever has most ends.
+        """
+        shares = self._session_shares
+        if shares.free <= 0 and not shares.held(identity):
+            youngest = self._youngest_of_most()
+            if youngest is not None:
+                logger.info("a session of %s ends for one of %s", youngest.identity, identity)
+                youngest.broken.set()
+                return
+        _check_share(self._session_shares, identity, "sessions", "storage.sessions_max")
+
+    def _youngest_of_most(self) -> Session | None:
+        """Of a user with several that go on; the operator's are left alone."""
+        going_on = [one for one in self._sessions if not one.broken.is_set()]
+        counts = Counter(one.identity for one in going_on if one.identity != ROOT_USER)
+        if not counts or (most := counts.most_common(1)[0])[1] < 2:
+            return None
+        return next(one for one in reversed(going_on) if one.identity == most[0])
 
     async def _join(self, socket: StreamSocket) -> Session | None:
         try:
             request = await _receive(socket)
             if not isinstance(request, JoinSession) or request.v != PROTOCOL_VERSION:
                 raise InvalidRequest(f"the first message must be JoinSession, v {PROTOCOL_VERSION}")
-            identity = self._tickets.redeem(request.ticket, time.monotonic())
-            self._check_room(identity)
+            holder = self._tickets.redeem(request.ticket, time.monotonic())
+            self._check_room(holder.identity)
         except ObjectCacheError as error:
             await socket.send_frame(error.to_wire())
             return None
-        session = Session(identity, socket)
+        session = Session(holder.identity, socket, holder.access_key)
         session.post(SessionJoined(v=PROTOCOL_VERSION))
         return session
 
@@ -314,26 +365,59 @@ class SessionServer:
                 raise InvalidRequest("target_id is not registered in this session")
             case LayersConsumed():
                 session.consumed(request)
+            case GetPrefix():
+                self._start_get(session, request)
+            case CancelGet():
+                if request.tag in session.gets:
+                    session.gets[request.tag].set()
             case RegisterTarget():
                 raise InvalidRequest("RegisterTarget needs a memory file beside it")
             case _:
                 raise InvalidRequest("the session is joined already")
 
+    def _start_get(self, session: Session, request: GetPrefix) -> None:
+        """Serve a get beside what else the session asks. Raises `InvalidRequest` for a tag in use:
+        an end that is told could be either's.
+        """
+        if request.tag in session.gets:
+            raise InvalidRequest("tag is that of another get of this session")
+        if len(session.gets) >= GETS_MAX:
+            busy = Busy(f"{GETS_MAX} gets of this session run", retry_after_s=1.0)
+            session.post(GetEnded(tag=request.tag, error=busy.to_wire()))
+            return
+        cancelled = session.gets[request.tag] = asyncio.Event()
+        task = asyncio.create_task(self.serve_get(session, request, cancelled))
+        self._gets.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._gets.discard(task)
+            del session.gets[request.tag]
+
+        task.add_done_callback(ended)
+
+    @property
+    def gets(self) -> Collection[asyncio.Task[None]]:
+        """The gets that sessions have asked for themselves, and that have not ended."""
+        return self._gets
+
     async def _open_fabric(self, session: Session, request: OpenFabric) -> FabricOpened:
         if session.fabric is not None:
             raise InvalidRequest("the session has opened a fabric already")
         if request.transport == NIXL:
-            most = self._storage.nixl_sessions_max
-            sessions = self._nixl_sessions
-            _check_share(
-                sessions, session.identity, "sessions over NIXL", "storage.nixl_sessions_max", most
-            )
-            sessions.add(session)
+            shares, setting = self._nixl_shares, "storage.nixl_sessions_max"
+            _check_share(shares, session.identity, "sessions over NIXL", setting)
+            shares.take(session.identity, 1)
+            self._nixl_sessions.add(session)
         try:
             return await self._open_peer(session, request)
         except ObjectCacheError:
-            self._nixl_sessions.discard(session)
+            self._leave_nixl(session)
             raise
+
+    def _leave_nixl(self, session: Session) -> None:
+        if session in self._nixl_sessions:
+            self._nixl_sessions.discard(session)
+            self._nixl_shares.give_back(session.identity, 1)
 
     async def _open_peer(self, session: Session, request: OpenFabric) -> FabricOpened:
         opening = await self._threads.start(
@@ -373,7 +457,7 @@ class SessionServer:
         try:
             await asyncio.shield(admitting)
         except Unavailable:
-            session.give_up()  # the peer is of no use any more
+            session.end()  # the peer is of no use any more
             raise
         except asyncio.CancelledError:
             await asyncio.wait([admitting])
@@ -405,19 +489,15 @@ def is_plausible(consumed: LayersConsumed) -> bool:
     return consumed.end_layer >= 0 and are_times
 
 
-def _check_share(
-    sessions: Collection[Session], identity: str, what: str, setting: str, most: int
-) -> None:
-    """Raises `Busy` where no more may be open. One tenant leaves half of them to others."""
-    if len(sessions) >= most:
-        raise Busy(f"{len(sessions)} {what} are open, {setting} is {most}", retry_after_s=1.0)
-    own = sum(session.identity == identity for session in sessions)
-    if identity != ROOT_USER and own >= max(1, most // 2):
-        raise Busy(
-            f"{own} {what} of this user are open, which is half of {setting}, {most}; close some, "
-            "or have that raised",
-            retry_after_s=1.0,
-        )
+def _check_share(shares: FairShares, identity: str, what: str, setting: str) -> None:
+    """Raises `Busy` where this user may open no more. The operator may, as long as one is free."""
+    if shares.free > 0 and (identity == ROOT_USER or shares.may_take(identity, 1)):
+        return
+    raise Busy(
+        f"{shares.taken} {what} are open, {shares.held(identity)} of them of this user; {setting} "
+        f"is {shares.total}, of which the rest is kept for others; close some, or have it raised",
+        retry_after_s=1.0,
+    )
 
 
 async def _receive(socket: StreamSocket) -> TargetRequest:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import array
 import asyncio
+import fcntl
 import os
 import socket
+import struct
+import termios
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -29,6 +32,7 @@ T = TypeVar("T")
 
 RECEIVE_BYTES = 16 << 10  # above nearly all messages; what is larger is hardly copied twice
 
+_INT = struct.Struct("@i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
@@ -199,13 +203,25 @@ class StreamSocket:
                 await self.writable()
         await self.send_all(frame[sent_bytes:])
 
-    async def send_all(self, view: memoryview) -> None:
-        """Send all of `view`. Raises `OSError`."""
+    async def send_all(self, view: memoryview, sent: Callable[[int], object] | None = None) -> None:
+        """Send all of `view`; `sent` is told of each part that left. Raises `OSError`."""
         while view:
             try:
-                view = view[self._socket.send(view) :]
+                count = self._socket.send(view)
             except BlockingIOError:
                 await self.writable()
+            else:
+                view = view[count:]
+                if sent is not None:
+                    sent(count)
+
+    def unsent_bytes(self) -> int:
+        """What was given to the system and the peer has not taken: of TCP, not acknowledged."""
+        try:
+            answer = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
+        except (OSError, ValueError):  # closed
+            return 0
+        return int(_INT.unpack(answer)[0])
 
     def send_now(self, data: bytes) -> int:
         """Send what fits without waiting; from any thread. Raises `OSError`."""

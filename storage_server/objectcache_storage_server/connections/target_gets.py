@@ -9,9 +9,11 @@ from functools import partial
 
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
-from objectcache_schemas.messages import DeliveryEnded, KvGet
+from objectcache_schemas.messages import DeliveryEnded, KvGet, ReadPass
+from objectcache_schemas.target_messages import PassGiven
+from objectcache_storage_server.buffers import MemoryGrant
 from objectcache_storage_server.connections.consumption import ConsumptionWatch
-from objectcache_storage_server.connections.conversation import Conversation
+from objectcache_storage_server.connections.conversation import Asker
 from objectcache_storage_server.connections.running import (
     RunningDelivery,
     Terms,
@@ -37,10 +39,10 @@ def start_target(
     request: KvGet,
     descriptor: Descriptor,
     terms: Terms,
-    staging_bytes: int,
+    staging: MemoryGrant | None,
 ) -> RunningDelivery:
     """Begin reading straight into the client's registered memory, or, where a fabric reaches it,
-    into staging memory, of which `staging_bytes` were granted.
+    into `staging`, which is None otherwise.
 
     Takes `opened` and the grant over, whether it succeeds or not.
     """
@@ -50,22 +52,24 @@ def start_target(
     def broken(error: ObjectCacheError) -> None:
         running.delivery.fail(error)
         assert isinstance(session, Session)
-        session.give_up()  # nothing more is written for it, so its client begins another one
+        session.end()  # nothing more is written for it, so its client begins another one
 
     with ExitStack() as undo:
         undo.callback(opened.close)
-        undo.callback(service.fabrics.staging.release, staging_bytes)
+        if staging is not None:
+            undo.callback(staging.release)
         lease = service.registry.lease(request.identity, asked, plan.payload_bytes)
         undo.callback(lease.end)
         session = lease.target.owner
         assert isinstance(session, Session)
         transport: Transport
         if isinstance(lease.target.memory, RemoteTargetMemory):
+            assert staging is not None
             transport = StagedTransport(
                 lease,
                 asked.tag,
                 service.fabrics.staging,
-                staging_bytes,
+                staging,
                 lambda: service.dispatcher.wake(running.delivery),
                 broken,
                 plan.first_layer,
@@ -83,21 +87,32 @@ def start_target(
     except BaseException:
         running.delivery.fail(DeliveryFailed("it could not be begun"))
         raise
+    if request.read_pass is not None:
+        _give_pass(service, session, request.bucket, request.read_pass)
     return running
 
 
-async def serve_target(service: Service, talk: Conversation, running: RunningDelivery) -> None:
+def _give_pass(service: Service, session: Session, bucket: str, given: ReadPass) -> None:
+    """Let the session ask for the next deliveries itself, where the pass is good for it."""
+    lives_s = session.passes.give(
+        bucket, given, service.versions, time.monotonic(), service.storage.session_pass_s
+    )
+    if lives_s:
+        session.post(PassGiven(bucket=bucket, lives_s=lives_s))
+
+
+async def serve_target(service: Service, asker: Asker, running: RunningDelivery) -> None:
     """Say that it was accepted and, once nothing is written any more, how it ended."""
     try:
-        await wait_admitted(service, talk, running)
+        await wait_admitted(service, asker, running)
     except BaseException:
         await running.cancel("it was not let in")
         raise
-    watching = asyncio.ensure_future(talk.stream.closed_by_peer())
+    watching = asyncio.ensure_future(asker.gone())
     ending = asyncio.ensure_future(running.ended.wait())
     timeout_s = service.storage.delivery_timeout_s
     try:
-        await talk.send(accepted(running))
+        await asker.send(accepted(running))
         await asyncio.wait(
             {ending, watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
@@ -109,10 +124,10 @@ async def serve_target(service: Service, talk: Conversation, running: RunningDel
         try:
             await asyncio.gather(watching, ending, return_exceptions=True)
         finally:
-            await running.cancel("the client or the gateway is gone")
+            await running.cancel("whoever asked is gone")
     ended = _ended(running)
     running.terms.recorder.ended(time.monotonic(), ended.error)
-    await talk.send(ended)
+    await asker.send(ended)
 
 
 def _ended(running: RunningDelivery) -> DeliveryEnded:

@@ -30,7 +30,8 @@ class TargetSource(ABC):
         """Write the whole payload, and close.
 
         Raises the engine's errors, `NotFound` (NoSuchTarget) where the target was released before
-        the last byte was taken, and `ConnectionEnded` when the gateway hung up.
+        the last byte was taken, `InvalidRequest` where its memory has lost pages, and
+        `ConnectionEnded` when the gateway hung up.
         """
 
     @abstractmethod
@@ -62,6 +63,7 @@ class MappedSource(TargetSource):
         try:
             for start_bytes in range(0, len(self._lease.view), self._piece_bytes):
                 self._check(watching)
+                self._lease.target.check_whole()
                 piece = self._lease.view[start_bytes : start_bytes + self._piece_bytes]
                 await write_piece(self._service, prefix, start_bytes, piece)
             self._check(watching)

@@ -408,6 +408,13 @@ class Engine(ABC):
     def damaged_count(self) -> int:
         """Objects dropped since the start because their bytes failed a checksum."""
 
+    @property
+    def flush_failure(self) -> str:
+        """What could not be flushed, and why: nothing is stored or deleted from then on until the
+        engine is opened again. Empty while all is well.
+        """
+        return ""
+
     def check_room(self, size_bytes: int) -> None:  # noqa: B027
         """Raise `StorageFull` for what could not be stored even if all else went."""
 

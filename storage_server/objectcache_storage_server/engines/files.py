@@ -61,6 +61,7 @@ from objectcache_storage_server.engines.bucket_rules import (
 from objectcache_storage_server.engines.commit_rules import check_batch
 from objectcache_storage_server.engines.files_commit import FilesCommit, NewVersion
 from objectcache_storage_server.engines.files_index import FilesIndex
+from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.index_records import (
     BucketRow,
     Version,
@@ -148,6 +149,7 @@ class FilesEngine(Engine):
     ) -> None:
         self._clock = clock
         self._data_dir = data_dir
+        self._latch = FlushLatch()
         self._staged: set[FilesStaged] = set()
         self._damaged_lock = threading.Lock()
         self._damaged_count = 0
@@ -158,9 +160,9 @@ class FilesEngine(Engine):
                 data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(data_dir.parent)
             opened.callback(os.close, lock_folder(data_dir))
-            self._index = FilesIndex(data_dir / "index.sqlite3", self._count_damaged)
+            self._index = FilesIndex(data_dir / "index.sqlite3", self._count_damaged, self._latch)
             opened.callback(self._index.close)
-            self._files = ObjectFiles(data_dir / "objects")
+            self._files = ObjectFiles(data_dir / "objects", self._latch)
             opened.callback(self._files.close)
             with translated("flush the data directory", data_dir):
                 sync_folder(data_dir)
@@ -367,12 +369,17 @@ class FilesEngine(Engine):
     def damaged_count(self) -> int:
         return self._damaged_count
 
+    @property
+    def flush_failure(self) -> str:
+        return self._latch.failure
+
     def read_failed(self, file: OpenFile, error: FileDamage | OSError) -> Exception:
         """What a failed read raises; damage drops the version that was read."""
         version = file.version
         if isinstance(error, OSError):
             return as_our_error(error, "read an object", self._files.path(version.object_id))
-        self._drop_damaged(version, str(error))
+        if not self._latch.failure:
+            self._drop_damaged(version, str(error))
         return DamagedData(f"{version.info.key!r} is damaged: {error}", key=version.info.key)
 
     def _drop_damaged(self, version: Version, reason: str) -> None:
@@ -392,7 +399,11 @@ class FilesEngine(Engine):
 
     def status(self) -> EngineStatus:
         # Objects are not counted: SQLite walks the whole table for that.
-        return EngineStatus(engine=self.capabilities.name, damaged=self._damaged_count)
+        return EngineStatus(
+            engine=self.capabilities.name,
+            damaged=self._damaged_count,
+            flush_failure=self.flush_failure,
+        )
 
     def close(self) -> None:
         for staged in list(self._staged):

@@ -1,7 +1,8 @@
 """The files engine's index: an SQLite database of buckets and object versions.
 
 One connection writes, another reads, so that look-ups do not wait for a commit's flush. A
-transaction is durable when it has ended (WAL, synchronous=FULL).
+transaction is durable when it has ended (WAL, synchronous=FULL): every commit flushes what it has
+written, and a checkpoint whose flush fails counts for nothing, its pages being written again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.engines.base import BucketTotals
 from objectcache_storage_server.engines.bucket_rules import no_such_bucket
+from objectcache_storage_server.engines.flush_latch import FlushLatch, forget_cached
 from objectcache_storage_server.engines.index_records import (
     BucketRow,
     Record,
@@ -122,14 +124,22 @@ _DELETE = "DELETE FROM objects WHERE bucket = ? AND key = ? AND id = ?"
 class FilesIndex:
     """Buckets and object versions. Safe to use from any thread."""
 
-    def __init__(self, path: Path, on_damage: Callable[[str, str], None]) -> None:
-        """Open or create it. `on_damage` takes the key of each row that was dropped, and why."""
+    def __init__(
+        self, path: Path, on_damage: Callable[[str, str], None], latch: FlushLatch
+    ) -> None:
+        """Open or create it, as the device has it. `on_damage` takes the key of each row that was
+        dropped, and why.
+        """
         self._path = path
+        self._latch = latch
         self._on_damage = on_damage
         self._reserve = SpaceReserve(path.with_name("reserve"), RESERVE_BYTES)
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
         _create_private(path)
+        with translated("open the index", path):
+            for name in (path.name, f"{path.name}-wal"):
+                forget_cached(path.with_name(name))
         with contextlib.ExitStack() as opened, self._translated("open"):
             self._writer = opened.enter_context(contextlib.closing(_connect(path)))
             _tune(self._writer)
@@ -157,7 +167,7 @@ class FilesIndex:
                 yield view
             finally:
                 _roll_back(self._reader)
-        if view.damaged_rows:
+        if view.damaged_rows and not self._latch.failure:
             self._with_reserve(lambda change: change.drop_damaged(view.damaged_rows))
 
     @contextlib.contextmanager
@@ -168,15 +178,26 @@ class FilesIndex:
         """
         change = IndexChange(self._writer)
         with self._write_lock, self._translated("write"):
+            self._latch.check()
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield change
-                self._writer.execute("COMMIT")
+                self._latch.check()
+                self._commit()
             except BaseException:
                 _roll_back(self._writer)
                 raise
+        self._latch.check()
         for key in change.dropped_keys:
             self._on_damage(key, "its index row does not match its checksum")
+
+    def _commit(self) -> None:
+        try:
+            self._writer.execute("COMMIT")
+        except sqlite3.Error as error:
+            if _code_of(error) != sqlite3.SQLITE_IOERR:
+                raise
+            raise self._latch.end("the index", error) from error
 
     def delete(
         self, bucket_number: int, keys: Sequence[str], is_wanted: Callable[[Version], bool]
@@ -238,14 +259,14 @@ class FilesIndex:
     def _as_our_error(self, error: sqlite3.Error, operation: str) -> ObjectCacheError:
         log.warning("%s %s: %s", operation, self._path, error)  # clients are not told the path
         what = f"{operation} the index: {error}"
-        # The low byte is the primary code; an error of the module itself has none.
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        code = _code_of(error)
         if code == sqlite3.SQLITE_FULL:
             return StorageFull(f"{what}; delete objects or add space")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return Unavailable(
-                f"{what}; the index is damaged: stop the server and remove its data directory "
-                f"(server.data_dir) to start empty"
+                f"{what}; the index is damaged: stop the server and remove index.sqlite3 and "
+                f"objects in its data directory (server.data_dir) to start with no objects; "
+                f"accounts stay"
             )
         return Unavailable(what)
 
@@ -417,6 +438,11 @@ def _create_private(path: Path) -> None:
     """
     with translated("create the index", path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _code_of(error: sqlite3.Error) -> int:
+    """The primary code, which is the low byte; an error of the module itself has none."""
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)) & 0xFF
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from objectcache_schemas.errors import Unavailable
+from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch
 from objectcache_storage_server.engines.system_errors import translated
 
 FOLDERS = 256
@@ -25,7 +26,9 @@ _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 class ObjectFiles:
     """Creates, flushes and removes object files. Safe to use from any thread."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, latch: FlushLatch) -> None:
+        self._latch = latch
+        self._folder_flushes = Flushes(latch, "the folders of object files")
         self._folders = [str(root / f"{number:02x}") for number in range(FOLDERS)]
         self._root = root
         with translated("create the folders of object files", root):
@@ -57,12 +60,15 @@ class ObjectFiles:
             return
 
     def sync(self, files: Iterable[tuple[int, int]]) -> None:
-        """Flush the files (id, file descriptor) and their names to the device."""
+        """Flush the files (id, file descriptor) and their names to the device. Raises `Unavailable`
+        where this flush or any other has failed.
+        """
         by_folder = {self._folder(object_id) for object_id, _ in files}
         file_descriptors = [file_descriptor for _, file_descriptor in files]
-        with translated("flush object files", self._root):
+        with self._latch.flushing("object files"):  # each of them is one put's own
             for _ in self._sync_pool.map(os.fdatasync, file_descriptors):
                 pass
+        with self._folder_flushes.one():
             for folder in by_folder:
                 sync_folder(folder)
 

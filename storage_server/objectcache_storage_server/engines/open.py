@@ -64,6 +64,7 @@ def open_volume(data_dir: Path, storage: StorageSettings) -> Volume:
             data_dir / "index",
             storage.data_file_bytes,
             storage.direct_depth,
+            storage.nvme_block_device,
         )
     folder = data_dir / "data"
     return DataFiles(

@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+_MODE = 0o600
+
 
 class SpaceReserve:
     """A file that holds space back, to be given up when the device is full."""
@@ -21,7 +23,8 @@ class SpaceReserve:
         if self._is_held:
             return
         try:
-            with open(self._path, "wb") as file:
+            with open(self._path, "wb", opener=_open_private) as file:
+                os.fchmod(file.fileno(), _MODE)  # of one that was made with another
                 os.posix_fallocate(file.fileno(), 0, self._size_bytes)
             self._is_held = True
         except OSError:
@@ -32,3 +35,7 @@ class SpaceReserve:
         with contextlib.suppress(OSError):
             os.truncate(self._path, 0)
         self._is_held = False
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, _MODE)

@@ -42,6 +42,11 @@ _LEVELS: _Numbers = (
         lambda status: status.unflushed_extents,
     ),
     (
+        "engine_flush_failed",
+        "1 from a flush that failed until a restart: nothing is stored.",
+        lambda status: bool(status.flush_failure),
+    ),
+    (
         "engine_compaction_candidates",
         "Objects that could lie better.",
         lambda status: status.compaction_candidates,
@@ -52,6 +57,11 @@ _TOTALS: _Numbers = (
         "engine_damaged_objects_total",
         "Objects that were dropped because their bytes failed a checksum.",
         lambda status: status.damaged,
+    ),
+    (
+        "engine_stale_reads_total",
+        "Pieces that the page cache had otherwise than the device, which had them right.",
+        lambda status: status.stale_reads,
     ),
     (
         "engine_evicted_objects_total",
@@ -102,7 +112,7 @@ def engine_families(status: EngineStatus) -> Iterator[Metric]:
     paths = status.paths
     yield counter(
         "engine_read_bytes_total",
-        "Bytes that were read, by the path off the device.",
+        "Bytes that were read, by the path that their extent is on.",
         ("path",),
         [((path.name,), path.read_bytes) for path in paths],
     )

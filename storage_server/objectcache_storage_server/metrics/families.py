@@ -164,7 +164,7 @@ def _of_schedule(service: Service) -> Iterator[Metric]:
     allocated, achieved = service.dispatcher.with_scheduler(_rates)
     yield gauge(
         "allocated_bytes_per_second",
-        "Rates assigned to the deliveries that run, together.",
+        "Rates assigned to the deliveries that use them, together.",
         ("policy",),
         [((policy,), allocated)],
     )
@@ -182,6 +182,7 @@ def _of_schedule(service: Service) -> Iterator[Metric]:
         [
             (("turn",), service.entrance.waiting),
             (("memory",), service.memory.waiting),
+            (("staging",), service.staging_grants.waiting),
         ],
     )
     yield gauge(
@@ -199,8 +200,7 @@ def _of_schedule(service: Service) -> Iterator[Metric]:
 
 
 def _rates(scheduler: Scheduler[Delivery]) -> tuple[float, float]:
-    allocated = sum(flow.rate_bytes_per_s or 0.0 for flow in scheduler.flows())
-    return allocated, scheduler.meter.rate_bytes_per_s(time.monotonic())
+    return scheduler.assigned_bytes_per_s, scheduler.meter.rate_bytes_per_s(time.monotonic())
 
 
 def _of_tenants(service: Service) -> Iterator[Metric]:
@@ -292,6 +292,13 @@ def _of_lifecycle(service: Service) -> Iterator[Metric]:
 def _of_server(service: Service) -> Iterator[Metric]:
     counts = service.counts
     yield gauge("puts_running", "Puts that run.", (), alone(service.puts_running))
+    yield gauge("puts_waiting", "Puts that wait for a slot.", (), alone(service.put_waits.waiting))
+    yield counter(
+        "slow_clients_cut_total",
+        "Bodies and puts that were cut for their clients' rate while others waited.",
+        ("kind",),
+        [(("body",), service.slow_bodies.cut_count), (("put",), service.slow_puts.cut_count)],
+    )
     yield gauge(
         "put_staging_bytes", "Bytes of unfinished puts.", (), alone(service.put_staging_bytes)
     )

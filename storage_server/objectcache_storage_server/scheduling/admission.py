@@ -1,10 +1,11 @@
 """Who may begin a delivery now, who waits for a turn, and who is told to come back.
 
-A delivery runs while fewer than `deliveries_max` do, and fewer than its tenant may have at once.
-Past that a request waits in its tenant's queue, first come, first served. Whenever a delivery ends
-the next one of some tenant begins: of the tenant with the fewest deliveries for its weight, and
-among equals of the one that has begun the fewest for its weight while it was here. So a tenant's
-queue holds up that tenant alone. No request waits that could run.
+A delivery runs while its tenant has fewer than it may have at once, and fewer than its share of
+`deliveries_max`, which leaves room to whoever comes next (`fair_shares`). Past that a request waits
+in its tenant's queue, first come, first served. Whenever a delivery ends the next one of some
+tenant begins: of the tenant with the fewest deliveries for its weight, and among equals of the one
+that has begun the fewest for its weight while it was here. So a tenant's queue holds up that tenant
+alone. No request waits that could run.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ from dataclasses import dataclass, field
 from sortedcontainers import SortedList
 
 from objectcache_schemas.errors import Busy
+from objectcache_schemas.fair_shares import FairShares
 from objectcache_schemas.schedule import TenantShare
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 0.1, 30.0
 DURATION_UNKNOWN_S = 1.0  # of a delivery, before any has ended
 DURATION_WEIGHT = 0.2  # of the latest delivery in a tenant's average: it remembers about ten
 IDLE_TENANTS_MAX = 4096  # whose average is remembered
-WAITING_QUEUES, WAITING_MAX = 4, 1024  # requests of all tenants: so many queues, or so many
+QUEUES, WAITING_MIN = 4, 1024  # requests of all that may wait: so many queues, or so many
 _EVERYBODY = TenantShare()
+
+
+def waiting_max(queue_max: int) -> int:
+    """Requests of all tenants that may wait in one line, where one tenant's queue has so many."""
+    return max(QUEUES * queue_max, WAITING_MIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class AdmissionLimits:
     @property
     def waiting_max(self) -> int:
         """Requests of all tenants that may wait."""
-        return max(WAITING_QUEUES * self.queue_max, WAITING_MAX)
+        return waiting_max(self.queue_max)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +78,8 @@ class Admission:
     def __init__(
         self, limits: AdmissionLimits, shares: Mapping[str, TenantShare] | None = None
     ) -> None:
-        self.running = 0
+        self._running = FairShares(limits.deliveries_max)
+        self._places = FairShares(limits.waiting_max)  # of requests that wait
         self._limits = limits
         self._shares = dict(shares or {})
         self._tenants: dict[str, _Tenant] = {}
@@ -82,9 +90,24 @@ class Admission:
         self._turn = 0.0  # of the tenant that began last
 
     @property
+    def running(self) -> int:
+        """Deliveries that run."""
+        return self._running.taken
+
+    @property
     def waiting(self) -> int:
         """Requests that wait."""
         return len(self._waiting)
+
+    def is_held_from_others(self, tenant: str) -> bool:
+        """Whether a request of its own waits for others, or one whose tenant has fewer deliveries
+        for its weight.
+        """
+        state = self._tenants.get(tenant)
+        if state is None or not self._ready:
+            return False
+        weighed = state.running / self._weight(tenant)
+        return state.rank is not None or bool(self._ready[0][0] < weighed)
 
     @property
     def next_expiry_s(self) -> float | None:
@@ -105,6 +128,7 @@ class Admission:
         self._check_queues(tenant, state)
         token = Waiting(tenant, now_s, now_s + self._limits.queue_timeout_s)
         state.queue[token] = self._waiting[token] = None
+        self._places.take(tenant, 1)
         self._tenants[tenant] = state
         self._place(tenant, state)
         return token
@@ -116,7 +140,7 @@ class Admission:
         state = self._tenants[tenant]
         assert state.running > 0, f"no delivery of {tenant!r} is running"
         state.running -= 1
-        self.running -= 1
+        self._running.give_back(tenant, 1)
         if duration_s is not None:
             self._remember(tenant, duration_s)
         self._place(tenant, state)
@@ -156,10 +180,10 @@ class Admission:
     # --- who begins ---
 
     def _has_room(self, tenant: str, state: _Tenant) -> bool:
-        return (
-            self.running < self._limits.deliveries_max
-            and state.running < self._tenant_deliveries_max(tenant)
-        )
+        return state.running < self._tenant_deliveries_max(tenant) and self._has_share(tenant)
+
+    def _has_share(self, tenant: str) -> bool:
+        return self._running.may_take(tenant, 1, self._weight(tenant))
 
     def _tenant_deliveries_max(self, tenant: str) -> int:
         share = self._shares.get(tenant, _EVERYBODY)
@@ -172,12 +196,11 @@ class Admission:
         self._turn = max(self._turn, state.turn)
         state.turn += 1 / self._weight(tenant)
         state.running += 1
-        self.running += 1
+        self._running.take(tenant, 1)
 
     def _begin_waiting(self) -> list[Waiting]:
         begun: list[Waiting] = []
-        while self._ready and self.running < self._limits.deliveries_max:
-            *_, tenant = self._ready[0]
+        while (tenant := self._next_tenant()) is not None:
             state = self._tenants[tenant]
             token = next(iter(state.queue))
             self._dequeue(token)
@@ -186,8 +209,16 @@ class Admission:
             begun.append(token)
         return begun
 
+    def _next_tenant(self) -> str | None:
+        """The first of those that could begin whose share leaves room for it."""
+        if self._running.free <= 0:
+            return None
+        tenants = (str(rank[-1]) for rank in self._ready)
+        return next((one for one in tenants if self._has_share(one)), None)
+
     def _dequeue(self, token: Waiting) -> _Tenant:
         state = self._tenants[token.tenant]
+        self._places.give_back(token.tenant, 1)
         del state.queue[token]
         del self._waiting[token]
         return state
@@ -214,8 +245,8 @@ class Admission:
         queue_max, waiting_max = self._limits.queue_max, self._limits.waiting_max
         if len(state.queue) >= queue_max:
             queue = f"its queue is full (scheduler.queue_max is {queue_max})"
-        elif self.waiting >= waiting_max:
-            queue = f"{waiting_max} requests of all tenants wait, the most that may"
+        elif not self._places.may_take(tenant, 1):
+            queue = f"{self.waiting} requests of all tenants wait, at most {waiting_max} may"
         else:
             return
         raise Busy(
@@ -234,7 +265,7 @@ class Admission:
         """What keeps a request of this tenant from running."""
         if state.running < (most := self._tenant_deliveries_max(tenant)):
             return (
-                f"{self.running} deliveries are running, "
+                f"{self.running} deliveries are running, {state.running} of them of {tenant!r}; "
                 f"storage.deliveries_max is {self._limits.deliveries_max}"
             )
         own = self._shares.get(tenant, _EVERYBODY).deliveries_max

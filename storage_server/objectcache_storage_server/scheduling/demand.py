@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 class Demand:
     """`num_layers` layers of `layer_bytes` each, of which the GPU computes each for
     `compute_window_s` (paper: L, s and c). `weight` counts its stalls that many times.
+    `rate_max`, bytes per second, is what its client wants at most.
 
     `compute_window_s` None is unknown: such a delivery does not join the pool.
     """
@@ -18,6 +20,7 @@ class Demand:
     num_layers: int
     weight: float = 1.0
     tenant: str = ""
+    rate_max: float = math.inf
 
     @property
     def payload_bytes(self) -> int:
@@ -28,5 +31,5 @@ class Demand:
     def zero_stall_rate(self) -> float:
         """Bytes per second from which no layer is late (paper: r*); infinite without a window."""
         if not self.compute_window_s:
-            return float("inf")
+            return math.inf
         return self.layer_bytes / self.compute_window_s

@@ -26,7 +26,7 @@ class Job(Protocol):
         ...
 
     def admitted(self, rate_bytes_per_s: float | None) -> None:
-        """It may begin, at this rate for its life; None where its policy assigns no rate."""
+        """It may begin, at this rate until another is told; None where its policy assigns none."""
         ...
 
 
@@ -41,8 +41,9 @@ class Flow(Generic[JobT]):
     ) -> None:
         """`rate_max` is what its client wants at most, bytes per second."""
         self.job = job
-        self.given = demand  # what was asked for, or measured since
-        self.demand = demand  # the same as the configuration has it
+        self.given = replace(demand, rate_max=rate_max)  # what was asked for, or measured since
+        self.demand = self.given  # the same as the configuration has it
+        self._left, self._left_of = self.demand, (self.demand, 0)  # as `left` found it last
         self.pooled = pooled
         self.begun_s = now_s
         self.origin_s = now_s  # when the GPU could have begun, by what has been sent and consumed
@@ -53,13 +54,14 @@ class Flow(Generic[JobT]):
         self.asleep_since_s: float | None = None  # until `wake`
         self.is_waiting = False  # for an epoch with a rate for it
         self.rate_bytes_per_s: float | None = None  # assigned
-        self.rate_max = rate_max
         self.pace = Pace(rate_max, FLOW_CATCH_UP_S, now_s)
 
     def assign(self, rate_bytes_per_s: float | None, now_s: float) -> None:
-        """Give it a rate, or none, from now on."""
+        """Give it a rate, or none, from now on. Who had one may still catch up with it."""
         rate = math.inf if rate_bytes_per_s is None else rate_bytes_per_s
-        self.pace.change(min(rate, self.rate_max), now_s)
+        has_both = None not in (self.rate_bytes_per_s, rate_bytes_per_s)
+        change = self.pace.turn if has_both else self.pace.change
+        change(min(rate, self.given.rate_max), now_s)
         self.rate_bytes_per_s = None if rate_bytes_per_s is None else self.pace.rate_bytes_per_s
 
     def sent(self, length_bytes: int, arrives_s: float) -> None:
@@ -108,12 +110,16 @@ class Flow(Generic[JobT]):
 
     @property
     def idle_at_s(self) -> float:
-        """When it will have slept for longer than it may catch up with; infinity if awake."""
+        """When it will have slept for longer than it may catch up with; infinity if awake. Who has
+        sent everything is idle.
+        """
+        if self.is_sent:
+            return -math.inf
         return math.inf if self.asleep_since_s is None else self.asleep_since_s + FLOW_CATCH_UP_S
 
     def is_idle(self, now_s: float) -> bool:
         """Whether it does not use its rate, and will not miss what it did not use."""
-        return self.asleep_since_s is not None and now_s >= self.idle_at_s
+        return now_s >= self.idle_at_s
 
     @property
     def next_layer(self) -> int:
@@ -124,6 +130,15 @@ class Flow(Generic[JobT]):
     def is_sent(self) -> bool:
         """Whether every byte was sent."""
         return self.sent_bytes >= self.demand.payload_bytes
+
+    @property
+    def left(self) -> Demand:
+        """What it still has to send, in whole layers; one, where that is nothing."""
+        if (self.demand, self.next_layer) != self._left_of:
+            self._left_of = self.demand, self.next_layer
+            layers = max(1, self.demand.num_layers - self.next_layer)
+            self._left = replace(self.demand, num_layers=layers)
+        return self._left
 
     def standing(self) -> Standing:
         """For the plan; not of a flow that is sent."""

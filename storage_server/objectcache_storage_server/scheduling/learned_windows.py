@@ -22,19 +22,20 @@ class DeliveryShape(NamedTuple):
     """What compute times depend on, as far as a server can tell; tokens in geometric steps."""
 
     bucket: str
+    fingerprint: str  # what the client says that computes; empty where it does not say
     num_layers: int
     cached_step: int
     computed_step: int | None
 
 
 def delivery_shape(
-    bucket: str, num_layers: int, cached_tokens: int, context_tokens: int | None
+    bucket: str, fingerprint: str, num_layers: int, cached_tokens: int, computed_tokens: int | None
 ) -> DeliveryShape:
     """The shape of a delivery. What is computed counts, rather than the context that holds it: of a
     long context with little left to compute, a little more cached changes much.
     """
-    computed = None if context_tokens is None else _step(max(1, context_tokens - cached_tokens))
-    return DeliveryShape(bucket, num_layers, _step(cached_tokens), computed)
+    computed = None if computed_tokens is None else _step(computed_tokens)
+    return DeliveryShape(bucket, fingerprint, num_layers, _step(cached_tokens), computed)
 
 
 class LearnedWindows:

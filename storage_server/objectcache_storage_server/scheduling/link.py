@@ -41,6 +41,14 @@ class Pace:
         self.rate_bytes_per_s = rate_bytes_per_s
         self._next_at_s = now_s + ahead_bytes / rate_bytes_per_s
 
+    def turn(self, rate_bytes_per_s: float, now_s: float) -> None:
+        """Another rate from now on, neither of which is infinite. What was sent too early is owed,
+        and what was missed may be caught up, by the byte.
+        """
+        ahead_s = max(self._next_at_s - now_s, -self.catch_up_s)
+        self._next_at_s = now_s + ahead_s * self.rate_bytes_per_s / rate_bytes_per_s
+        self.rate_bytes_per_s = rate_bytes_per_s
+
     def __repr__(self) -> str:
         return f"<Pace {self.rate_bytes_per_s:.3g} B/s>"
 

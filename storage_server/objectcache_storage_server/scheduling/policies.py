@@ -1,5 +1,4 @@
-"""The policies that assign each delivery one rate for its life (paper, sections 3.6 and 5.7,
-Tables A4 and A9).
+"""The policies that assign each delivery a rate (paper, sections 3.6 and 5.7, Tables A4 and A9).
 
 Each is a weighting: a link is shared in proportion to it, and whoever would get more than its own
 limit gets that limit, which leaves more for the others (water-filling). Where all limits fit,
@@ -13,9 +12,10 @@ everybody has its limit and the rest of the link stays free.
 | stall_opt | sqrt(w s), which minimises the sum of w s / r | s / c, the zero-stall rate |
 | calibrated_stall_opt | sqrt(w s) | s / c and the margin |
 
-A tenant's cap bounds the sum of its deliveries. The level at which a tenant reaches its cap is the
-same whatever the others do, so sharing the cap inside the tenant first, and taking the result as
-further limits of its deliveries, is exact and needs no repetition.
+Nobody gets more than its client wants. A tenant's cap bounds the sum of its deliveries. The level
+at which a tenant reaches its cap is the same whatever the others do, so sharing the cap inside the
+tenant first, and taking the result as further limits of its deliveries, is exact and needs no
+repetition.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from objectcache_schemas.schedule import PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
 
 Weighting = Callable[[Sequence[Demand]], list[float]]
@@ -34,6 +36,7 @@ Limiting = Callable[[Sequence[Demand], float], list[float]]
 Floats = npt.NDArray[np.float64]
 
 ARRAYS_MIN = 64  # demands: of more, arrays are quicker
+BY_WHAT_IS_LEFT = frozenset({"kv_prop"})  # policies whose shares change while layers are sent
 
 
 def assigned_rates(
@@ -54,6 +57,7 @@ def assigned_rates(
     """
     weighting, limiting = _POLICIES[policy]
     weights, limits = weighting(demands), limiting(demands, margin_bytes_per_s)
+    limits = [min(limit, demand.rate_max) for limit, demand in zip(limits, demands, strict=True)]
     if tenant_caps:
         _limit_tenants(demands, weights, limits, tenant_caps)
     return water_filled(weights, limits, cap_bytes_per_s)
@@ -162,4 +166,6 @@ _POLICIES: dict[str, tuple[Weighting, Limiting]] = {
     "stall_opt": (_stall_weights, _zero_stall_limits),
     "calibrated_stall_opt": (_stall_weights, _calibrated_limits),
 }
-RATE_POLICIES = tuple(_POLICIES)
+RATE_POLICIES: tuple[PolicyName, ...] = tuple(
+    policy for policy in get_args(PolicyName) if policy in _POLICIES
+)

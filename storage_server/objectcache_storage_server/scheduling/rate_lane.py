@@ -16,9 +16,9 @@ class RateLane(Lane[JobT]):
     A flow's deficit is its rate times the time since its pace allowed it to go. The one that has
     waited longest for its share goes first.
 
-    A flow that has slept too long is idle, once `leave_out_idle` was called: it keeps its rate, but
-    neither `rate_bytes_per_s` nor `sides` counts it until it wakes. So those that are awake may
-    have more than the link together; the link's pace says what goes.
+    A flow that has slept too long, or has sent everything, is idle, once `leave_out_idle` was
+    called: it keeps its rate, but neither `rate_bytes_per_s` nor `sides` counts it until it wakes.
+    So those that are awake may have more than the link together; the link's pace says what goes.
     """
 
     def __init__(self, sides: Sides) -> None:
@@ -56,10 +56,12 @@ class RateLane(Lane[JobT]):
 
     def sleep(self, flow: Flow[JobT], now_s: float) -> None:
         super().sleep(flow, now_s)
-        self._sleeping.put(flow, flow.idle_at_s)
+        if flow not in self._idle:
+            self._sleeping.put(flow, flow.idle_at_s)
 
     def wake(self, flow: Flow[JobT], now_s: float) -> None:
-        self._count_again(flow)
+        if not flow.is_sent:
+            self._count_again(flow)
         super().wake(flow, now_s)
 
     @property
@@ -111,3 +113,5 @@ class RateLane(Lane[JobT]):
 
     def sent(self, flow: Flow[JobT], length_bytes: int, now_s: float) -> None:
         self._line.put(flow, flow.pace.next_at_s)
+        if flow.is_sent and flow not in self._idle:
+            self._sleeping.put(flow, flow.idle_at_s)

@@ -3,8 +3,8 @@
 Pure: the dispatcher calls it under its lock with the time, and so does the simulator, under virtual
 time. Three kinds of deliveries:
 
-- pooled ones (layerwise, with a compute window) under a policy that assigns rates: admitted at an
-  epoch's end, at a rate for their life (paper, section 3.6);
+- pooled ones (layerwise, with a compute window) under a policy that assigns rates: at a rate that
+  holds until an epoch's end, or for their life (paper, section 3.6);
 - pooled ones under stall_dynamic: by due time;
 - all others (chunkwise, without a window, single objects; and everybody, where a policy that
   assigns rates has no cap to divide): fair turns.
@@ -103,7 +103,7 @@ class Scheduler(Generic[JobT]):
     ) -> None:
         """A delivery begins; its tenant's weight replaces the demand's."""
         flow = Flow(job, demand, pooled=pooled, rate_max=rate_max, now_s=now_s)
-        flow.demand = self._terms.seen(demand)
+        flow.demand = self._terms.seen(flow.given)
         self._flows[job] = flow
         self._join(flow, now_s)
 
@@ -113,6 +113,7 @@ class Scheduler(Generic[JobT]):
         if lane is self._rated:
             self._epochs.join(flow, now_s)
             return
+        self._epochs.changed()
         flow.assign(None, now_s)
         self._enter(lane, flow, now_s)
         flow.job.admitted(None)
@@ -159,14 +160,16 @@ class Scheduler(Generic[JobT]):
             return
         if flow.is_waiting:
             flow.asleep_since_s = None
-        else:
-            self._lane(flow).wake(flow, now_s)
+            return
+        if flow.is_idle(now_s) and not flow.is_sent:
+            self._epochs.changed()
+        self._lane(flow).wake(flow, now_s)
 
     def consumed(
         self, job: JobT, layers: int, now_s: float, compute_s: float | None = None
     ) -> None:
         """The GPU is through with the first `layers` layers of a delivery, each of which took it
-        `compute_s`. A window that turns out to be another one is replaced; a rate stays.
+        `compute_s`. A window that turns out to be another one is replaced; a rate for life stays.
         """
         if (flow := self._flows.get(job)) is None:
             return
@@ -175,6 +178,7 @@ class Scheduler(Generic[JobT]):
             seen = self._terms.seen(given)
             if flow.differs_from(seen):
                 flow.take_over(given, seen, now_s)
+                self._epochs.changed()
                 self._urgent.reckon_anew(flow, now_s)
 
     # --- who goes next ---
@@ -243,6 +247,11 @@ class Scheduler(Generic[JobT]):
         return capacity * self._sides.pool_share
 
     # --- the view from outside ---
+
+    @property
+    def assigned_bytes_per_s(self) -> float:
+        """All rates together, but for those that are not used."""
+        return self._rated.rate_bytes_per_s
 
     def flow(self, job: JobT) -> Flow[JobT] | None:
         """A delivery's account."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration
+from objectcache_schemas.descriptor import RATE_MIN
+from objectcache_schemas.schedule import FOR_LIFE, PolicyName, ScheduleConfiguration
 from objectcache_storage_server.scheduling.demand import Demand
 
 BYTES_PER_GBIT = 1e9 / 8
@@ -24,6 +25,7 @@ class Terms:
     cap_bytes_per_s: float
     margin_bytes_per_s: float
     epoch_s: float
+    are_for_life: bool  # rates, once assigned
     tenant_caps: Mapping[str, float]
     tenant_weights: Mapping[str, float]
 
@@ -36,6 +38,7 @@ class Terms:
             cap_bytes_per_s=configuration.cap_gbps * BYTES_PER_GBIT or math.inf,
             margin_bytes_per_s=configuration.margin_gbps * BYTES_PER_GBIT,
             epoch_s=configuration.epoch_s,
+            are_for_life=configuration.rates == FOR_LIFE,
             tenant_caps={
                 name: share.cap_gbps * BYTES_PER_GBIT for name, share in tenants if share.cap_gbps
             },
@@ -53,11 +56,14 @@ class Terms:
         return not self.is_dynamic and self.cap_bytes_per_s < math.inf
 
     def seen(self, demand: Demand) -> Demand:
-        """With its tenant's weight, and a window that nobody can claim the whole link with."""
+        """With its tenant's weight, and a window that claims neither the whole link nor a place on
+        it for next to nothing.
+        """
         window_s = demand.compute_window_s
         if window_s:
+            window_s = min(window_s, demand.layer_bytes / RATE_MIN)
             window_s = max(window_s, demand.layer_bytes / (NEED_MAX * self.cap_bytes_per_s))
         weight = self.tenant_weights.get(demand.tenant, 1.0)
         if weight == demand.weight and window_s == demand.compute_window_s:
             return demand
-        return Demand(demand.layer_bytes, window_s, demand.num_layers, weight, demand.tenant)
+        return replace(demand, compute_window_s=window_s, weight=weight)

@@ -14,25 +14,26 @@ from typing import NoReturn, get_args
 from rich.console import Console
 
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.schedule import PolicyName, TenantShare
-from objectcache_schemas.settings import CAP_GBPS_MAX, Settings
+from objectcache_schemas.schedule import EVERY_EPOCH, PolicyName, TenantShare
+from objectcache_schemas.settings import CAP_GBPS_MAX, CAP_GBPS_MIN, RATES, Settings
+from objectcache_schemas.usable_paths import PathUse, check_path
 from objectcache_storage_server.scheduling.admission import AdmissionLimits
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT
 from objectcache_storage_server.simulation.arrivals import (
     Arrival,
     among_tenants,
-    at_load,
     with_chunkwise,
     with_window_errors,
     without_windows,
 )
 from objectcache_storage_server.simulation.machine import Machine
-from objectcache_storage_server.simulation.measures import Measures, measure
+from objectcache_storage_server.simulation.measures import Measures
 from objectcache_storage_server.simulation.mix import Mix, poisson_arrivals, rate_for, read_mix
 from objectcache_storage_server.simulation.mooncake import REQUESTS_MAX, trace_arrivals
 from objectcache_storage_server.simulation.plot import check_plot, draw
 from objectcache_storage_server.simulation.report import as_csv, as_json, table
-from objectcache_storage_server.simulation.run import Schedule, simulate
+from objectcache_storage_server.simulation.run import Schedule
+from objectcache_storage_server.simulation.side_by_side import Run, measured
 from objectcache_storage_server.simulation.tenant_shares import read_shares
 
 PROGRAM = "objectcache simulate"
@@ -49,6 +50,7 @@ LOAD_MAX = 1000.0
 LOADS_MAX = 32
 TENANTS_MAX = 100_000
 PIPED_COLUMNS = 200
+INTERRUPTED = 130  # what shells say of SIGINT
 
 
 class _Parser(argparse.ArgumentParser):
@@ -119,6 +121,13 @@ def _parser() -> argparse.ArgumentParser:
     policy = server.add_mutually_exclusive_group()
     policy.add_argument("--policy", choices=POLICIES, metavar="P", help=", ".join(POLICIES))
     policy.add_argument("--all", action="store_true", help="compare all policies; the default")
+    server.add_argument(
+        "--rates",
+        choices=RATES,
+        default=EVERY_EPOCH,
+        metavar="HOLD",
+        help="how long an assigned rate holds: every_epoch, for_life; default every_epoch",
+    )
     server.add_argument("--cap-gbps", type=float, required=True, metavar="B", help="of the link")
     server.add_argument("--margin-gbps", type=float, default=5.0, metavar="M", help="default 5")
     server.add_argument("--nic-gbps", type=float, metavar="B", help="default: no limit")
@@ -155,13 +164,12 @@ def _check(flag: str, value: float | None, least: float, most: float) -> None:
 
 
 def _check_flags(flags: argparse.Namespace) -> None:
-    least_gbps = 0.001
     for flag, value in (
         ("--cap-gbps", flags.cap_gbps),
         ("--nic-gbps", flags.nic_gbps),
         ("--engine-gbps", flags.engine_gbps),
     ):
-        _check(flag, value, least_gbps, CAP_GBPS_MAX)
+        _check(flag, value, CAP_GBPS_MIN, CAP_GBPS_MAX)
     _check("--margin-gbps", flags.margin_gbps, 0, CAP_GBPS_MAX)
     _check("--engine-latency-ms", flags.engine_latency_ms, 0, 1000)
     _check("--requests", flags.requests, 1, REQUESTS_MAX)
@@ -177,6 +185,9 @@ def _check_flags(flags: argparse.Namespace) -> None:
         )
     if flags.plot is not None:
         check_plot(flags.plot)
+        check_path("--plot", str(flags.plot), PathUse.APPENDED_FILE)
+    if flags.csv is not None:
+        check_path("--csv", str(flags.csv), PathUse.APPENDED_FILE)
 
 
 def _loads(text: str) -> list[float]:
@@ -252,6 +263,7 @@ def _schedule(
         limits,
         has_feedback=flags.feedback,
         tenants=tenants,
+        rates=flags.rates,
     )
 
 
@@ -268,13 +280,9 @@ def run(arguments: Sequence[str], console: Console) -> None:
     tenants = read_shares(flags.tenant, flags.tenants)
     arrivals = _arrivals(flags, machine)
     policies = [flags.policy] if flags.policy else list(POLICIES)
-    measures: list[Measures] = []
+    runs = [Run(load, _schedule(policy, tenants, flags)) for load in loads for policy in policies]
     begun_s = time.perf_counter()
-    for load in loads:
-        coming = at_load(arrivals, load)
-        for policy in policies:
-            outcome = simulate(coming, machine, _schedule(policy, tenants, flags))
-            measures.append(measure(policy, load, coming, machine, outcome, tenants))
+    measures = measured(runs, arrivals, machine, tenants)
     took_s = time.perf_counter() - begun_s
     _write(measures, _title(flags, arrivals), flags, console)
     events = sum(one.events for one in measures)
@@ -305,6 +313,8 @@ def main(arguments: list[str] | None = None) -> int:
     except InvalidRequest as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 

@@ -47,7 +47,7 @@ def draw(measures: Sequence[Measures], title: str, file: Path) -> None:
         axes.set(xlabel="load", ylabel=f"added TTFT, {name}, ms")
         axes.set_yscale("symlog", linthresh=1.0)
         axes.grid(visible=True, alpha=0.3)
-    panels[0].legend(fontsize="small")
+    panels[0].legend(loc="upper left", fontsize="small")
     try:
         figure.savefig(file)
     except OSError as error:

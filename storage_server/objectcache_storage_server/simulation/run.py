@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.schedule import PolicyName, ScheduleConfiguration, TenantShare
+from objectcache_schemas.schedule import (
+    EVERY_EPOCH,
+    PolicyName,
+    RatesName,
+    ScheduleConfiguration,
+    TenantShare,
+)
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.admission import Admission, AdmissionLimits, Waiting
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Grant, Scheduler
@@ -34,6 +40,7 @@ class Schedule:
     fragment_s: float = FRAGMENT_S
     has_feedback: bool = True
     tenants: Mapping[str, TenantShare] = field(default_factory=dict[str, TenantShare])
+    rates: RatesName = EVERY_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +165,7 @@ def _configuration(machine: Machine, schedule: Schedule) -> ScheduleConfiguratio
         cap_gbps=machine.cap_bytes_per_s / BYTES_PER_GBIT,
         margin_gbps=schedule.margin_gbps,
         epoch_s=schedule.epoch_s,
+        rates=schedule.rates,
         layerwise_threshold_bytes=0,
         tenants=dict(schedule.tenants),
     )

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.schedule import TenantShare
-from objectcache_schemas.settings import CAP_GBPS_MAX
+from objectcache_schemas.settings import CAP_GBPS_MAX, CAP_GBPS_MIN
 from objectcache_storage_server.simulation.arrivals import tenant_name
 
 SHARES_MAX = 64  # a column each
 WEIGHT_MIN, WEIGHT_MAX = 0.001, 1000.0
-CAP_GBPS_MIN = 0.001
 FORM = "--tenant must be like 3=2 or tenant-3=2:10 (weight, and cap in Gbps)"
 
 _SHARE = re.compile(r"(?:tenant-)?([0-9]{1,9})=([^:]*)(?::(.*))?")

@@ -128,6 +128,7 @@ def delivery_attributes(trace: DeliveryTrace) -> Attributes:
         "layer_count": len(trace.layers),
         "compute_window_s": trace.compute_window_s,
         "window_source": trace.window_source,
+        "reported_window_s": trace.reported_window_s,
         "rate_bytes_per_s": trace.rate_bytes_per_s,
         "achieved_bytes_per_s": trace.achieved_bytes_per_s,
         "error_code": trace.error.code if trace.error else None,

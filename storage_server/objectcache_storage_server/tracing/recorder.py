@@ -22,6 +22,7 @@ import math
 import threading
 from array import array
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import NamedTuple
 
 from objectcache_schemas.errors import WireError
@@ -46,7 +47,7 @@ class DeliverySummary(NamedTuple):
     read_bytes: int
     duration_s: float  # from the arrival at the gateway
     first_layer_s: float | None  # from the same moment until the first of several was in place
-    rate_bytes_per_s: float | None
+    rate_bytes_per_s: float | None  # the mean of those it had
     achieved_bytes_per_s: float | None  # of a rate
     phases_s: tuple[float, ...]  # of `PHASES`
     error_code: str
@@ -117,9 +118,12 @@ class DeliveryRecorder:
         self._compute_window_s: float | None = None
         self._window_source = WindowSource.NONE.value
         self._rate_bytes_per_s: float | None = None
+        self._rates_bytes = self._rates_s = 0.0  # what earlier rates came to, and for how long
+        self._rate_since_s = started_s
         # By layer, from `_first_layer`
         self._first_layer = self._ready_layer = self._consumed_layer = 0
         self._first_read_s, self._ready_s, self._consumed_s = array("d"), array("d"), array("d")
+        self._computes_s = array("d")  # as the client reported them, one a layer at most
 
     def when_ended(self, on_end: Callable[[DeliveryRecorder], None]) -> None:
         """Have `on_end` called once, in the thread that calls `ended`. It must not block."""
@@ -164,7 +168,7 @@ class DeliveryRecorder:
         """
         with self._lock:
             self._advance(now_s)
-            self._rate_bytes_per_s = rate_bytes_per_s
+            self._change_rate(rate_bytes_per_s)
             if self._accepted_s is not None:
                 return
             self._accepted_s = self._now_s
@@ -220,9 +224,13 @@ class DeliveryRecorder:
         """The socket has taken the piece, or never will."""
         self._set_sending(False, now_s)
 
-    def layers_consumed(self, end_layer: int, now_s: float) -> None:
-        """The client is through with the layers below `end_layer`."""
+    def layers_consumed(self, end_layer: int, now_s: float, compute_s: float | None = None) -> None:
+        """The client is through with the layers below `end_layer`, and computed `compute_s` on the
+        last of them; None where it says nothing that could be a compute window.
+        """
         with self._lock:
+            if compute_s is not None and len(self._computes_s) < len(self._ready_s):
+                self._computes_s.append(compute_s)
             self._consumed_layer = self._mark(
                 self._consumed_s, self._consumed_layer, end_layer, now_s
             )
@@ -294,7 +302,8 @@ class DeliveryRecorder:
                 payload_bytes=self._payload_bytes,
                 compute_window_s=self._compute_window_s,
                 window_source=self._window_source,
-                rate_bytes_per_s=self._rate_bytes_per_s,
+                reported_window_s=median(self._computes_s) if self._computes_s else None,
+                rate_bytes_per_s=self._assigned_bytes_per_s(),
                 achieved_bytes_per_s=self._achieved_bytes_per_s(),
                 started_unix_s=self._zero_unix_s,
                 duration_s=None if self._ended_s is None else self._ended_s - self._zero_s,
@@ -307,6 +316,7 @@ class DeliveryRecorder:
         """What is counted of it, once it has ended; cheaper than its trace."""
         with self._lock:
             has_layers = len(self._ready_s) > 1
+            assigned = self._assigned_bytes_per_s()
             return DeliverySummary(
                 self._tenant,
                 self._path,
@@ -317,8 +327,8 @@ class DeliveryRecorder:
                 self._read_bytes,
                 self._now_s - self._zero_s,
                 self._since_zero(self._ready_s[0]) if has_layers else None,
-                self._rate_bytes_per_s,
-                self._achieved_bytes_per_s() if self._rate_bytes_per_s else None,
+                assigned,
+                self._achieved_bytes_per_s() if assigned else None,
                 self._phase_seconds(),
                 self._error.code if self._error else "",
             )
@@ -327,6 +337,21 @@ class DeliveryRecorder:
     def accepted_after_s(self) -> float | None:
         """From the arrival at the gateway to acceptance; None where that did not come."""
         return None if self._accepted_s is None else self._accepted_s - self._zero_s
+
+    def _change_rate(self, rate_bytes_per_s: float | None) -> None:
+        if self._rate_bytes_per_s is not None:
+            held_s = self._now_s - self._rate_since_s
+            self._rates_bytes += held_s * self._rate_bytes_per_s
+            self._rates_s += held_s
+        self._rate_bytes_per_s, self._rate_since_s = rate_bytes_per_s, self._now_s
+
+    def _assigned_bytes_per_s(self) -> float | None:
+        """The rate that it has; once it has ended, the mean over the time in which it had one."""
+        rate = self._rate_bytes_per_s
+        if self._ended_s is None or not self._rates_s:
+            return rate
+        held_s = 0.0 if rate is None else self._now_s - self._rate_since_s
+        return (self._rates_bytes + (rate or 0.0) * held_s) / (self._rates_s + held_s)
 
     def _achieved_bytes_per_s(self) -> float | None:
         """What was read, over the time since acceptance."""

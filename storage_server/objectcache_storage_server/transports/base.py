@@ -26,7 +26,7 @@ class Transport(ABC):
     @abstractmethod
     def memory(self, offset_bytes: int, length_bytes: int) -> memoryview:
         """The writable memory of a reserved piece. The caller alone writes there, until `written`
-        or `close`.
+        or `close`. Raises our errors where there is none any more.
         """
 
     @abstractmethod

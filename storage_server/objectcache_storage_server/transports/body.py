@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
-from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.buffers import BufferPool, MemoryGrant
+from objectcache_storage_server.client_pace import ClientPace
 from objectcache_storage_server.connections.sockets import StreamSocket
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
@@ -31,17 +32,20 @@ class BodyTransport(Transport):
     def __init__(
         self,
         pool: BufferPool,
-        granted_bytes: int,
+        grant: MemoryGrant,
+        pace: ClientPace,
         wake: Callable[[], None],
         recorder: DeliveryRecorder,
     ) -> None:
         self._pool = pool
         self._recorder = recorder
-        self._granted_bytes = granted_bytes
+        self._grant = grant
+        self._pace = pace
+        self._piece_bytes = 0  # the largest that was sent, as the pool charges it
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._room_bytes = granted_bytes
+        self._room_bytes = grant.granted_bytes
         self._buffers: dict[int, memoryview] = {}  # by offset in the payload
         self._complete: set[int] = set()
         self._changed = asyncio.Event()
@@ -75,8 +79,7 @@ class BodyTransport(Transport):
 
     def release(self) -> None:
         """Nothing reads or sends any more: give the grant back. A second call has no effect."""
-        self._pool.release(self._granted_bytes)
-        self._granted_bytes = 0
+        self._grant.release()
         for view in self._buffers.values():
             self._pool.put(view)
         self._buffers.clear()
@@ -89,9 +92,11 @@ class BodyTransport(Transport):
         """Send the whole payload. Runs in the event loop.
 
         Raises the delivery's error if it failed, and `DeliveryFailed` when the socket's peer is
-        gone or did not take a piece within `stall_timeout_s`.
+        gone or did not take a piece within `stall_timeout_s`; `Busy` where it was too slow while
+        others waited.
         """
         position_bytes = 0
+        self._pace.unsent_bytes = socket.unsent_bytes
         while position_bytes < payload_bytes:
             while position_bytes not in self._complete:
                 if self._error is not None:
@@ -104,17 +109,23 @@ class BodyTransport(Transport):
             del self._buffers[position_bytes]
             position_bytes += len(view)
             self._pool.put(view)
-            with self._lock:
-                self._room_bytes += self._pool.charged_bytes(len(view))
+            self._room_came_back(self._pool.charged_bytes(len(view)))
             self._wake()
+
+    def _room_came_back(self, length_bytes: int) -> None:
+        """It is read into again, unless somebody who holds less waits for memory."""
+        self._piece_bytes = max(self._piece_bytes, length_bytes)
+        if not self._grant.shrink_if_wanted(length_bytes, self._piece_bytes):
+            with self._lock:
+                self._room_bytes += length_bytes
 
     async def _send_piece(
         self, socket: StreamSocket, view: memoryview, stall_timeout_s: float
     ) -> None:
         self._recorder.sending_begun(time.monotonic())
         try:
-            async with asyncio.timeout(stall_timeout_s):
-                await socket.send_all(view)
+            sending = socket.send_all(view, self._pace.moved)
+            await self._pace.wait_for(sending, stall_timeout_s)
         except TimeoutError as error:
             raise DeliveryFailed(
                 f"the client did not take {len(view)} bytes in {stall_timeout_s:g} s "

@@ -94,6 +94,7 @@ class NixlPeer(FabricPeer):
         self._error: ObjectCacheError | None = None
         self._closed = False
         self._loads_left = METADATA_LOADS_MAX
+        self._loaded: set[RemoteMemory] = set()  # whether or not it was released since
         self._announced_until_s = 0.0
         self._moved_s = 0.0
         self._when_broken: Callable[[], None] | None = None
@@ -303,6 +304,13 @@ class NixlPeer(FabricPeer):
             raise InvalidRequest(
                 f"a session may register {METADATA_LOADS_MAX} times; begin another one"
             )
+        if any(_are_confused(memory, earlier) for earlier in self._loaded):
+            raise InvalidRequest(
+                "address, length_bytes: the memory overlaps other memory that this session has "
+                "registered with the same device_id, and NIXL may take one for the other even "
+                "when that was released; give DRAM a device_id of its own for each registration, "
+                "or begin another session"
+            )
         self._loads_left -= 1
         name = agent.add_peer(metadata)
         if name != self.names.client:
@@ -310,6 +318,7 @@ class NixlPeer(FabricPeer):
         whole = MemoryPiece(memory.address, memory.length_bytes, memory.device_id, memory.memory)
         if not agent.covers(name, whole):
             raise InvalidRequest("metadata: it does not cover the memory at address, length_bytes")
+        self._loaded.add(memory)
 
     def _end(self, agent: NixlAgent, error: ObjectCacheError) -> None:
         """Close the agent, then say of everything that was not done that it never will be."""
@@ -379,6 +388,20 @@ class NixlFabric(Fabric):
 def poll_pause_s(still_s: float) -> float:
     """How long to wait before the next look, when nothing has moved for so long."""
     return min(max(POLL_PAUSE_S, POLL_PAUSE_SHARE * still_s), POLL_PAUSE_MAX_S)
+
+
+def _are_confused(one: RemoteMemory, other: RemoteMemory) -> bool:
+    """Whether the library may look up pieces of one of them and find the other: it searches by the
+    beginning, within one kind of memory of one device. The same memory again is what it was.
+    """
+    if (one.memory, one.device_id) != (other.memory, other.device_id):
+        return False
+    if (one.address, one.length_bytes) == (other.address, other.length_bytes):
+        return False
+    return (
+        one.address < other.address + other.length_bytes
+        and other.address < one.address + one.length_bytes
+    )
 
 
 def _tell(callback: Callable[..., None], *arguments: object) -> None:

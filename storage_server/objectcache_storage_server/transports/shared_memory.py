@@ -29,6 +29,7 @@ class SharedMemoryTransport(Transport):
         return True
 
     def memory(self, offset_bytes: int, length_bytes: int) -> memoryview:
+        self._lease.target.check_whole()
         return self._lease.view[offset_bytes : offset_bytes + length_bytes]
 
     def written(self, offset_bytes: int, length_bytes: int) -> None:

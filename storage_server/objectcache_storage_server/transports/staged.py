@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.target_messages import DeliveryFailure
+from objectcache_storage_server.buffers import MemoryGrant
 from objectcache_storage_server.targets import Lease, RemoteTargetMemory
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.fabric import StagingMemory
@@ -27,7 +28,7 @@ class StagedTransport(Transport):
         lease: Lease,
         tag: int,
         pool: StagingMemory,
-        granted_bytes: int,
+        grant: MemoryGrant,
         wake: Callable[[], None],
         broken: Callable[[ObjectCacheError], None],
         first_layer: int,
@@ -42,11 +43,11 @@ class StagedTransport(Transport):
         self._post = memory.post
         self._tag = tag
         self._pool = pool
-        self._granted_bytes = granted_bytes
+        self._grant = grant
         self._wake = wake
         self._broken = broken
         self._lock = threading.Lock()
-        self._room_bytes = granted_bytes
+        self._room_bytes = grant.granted_bytes
         self._buffers: dict[int, memoryview] = {}  # by offset in the payload
         self._writing: dict[int, int] = {}  # number of each write under way: its offset
         self._write_count = 0
@@ -91,8 +92,10 @@ class StagedTransport(Transport):
         """A write has ended; in the fabric's thread."""
         with self._lock:
             buffer = self._buffers.pop(self._writing.pop(number))
-            self._room_bytes += self._pool.charged_bytes(len(buffer))
             self._pool.put(buffer)
+            buffer_bytes = self._pool.charged_bytes(len(buffer))
+            if not self._grant.shrink_if_wanted(buffer_bytes, self._pool.buffer_bytes):
+                self._room_bytes += buffer_bytes
             is_first_error = error is not None and self._error is None
             if is_first_error:
                 self._error = error
@@ -146,7 +149,7 @@ class StagedTransport(Transport):
         if self._failure is not None:
             self._tell(self._failure)
         self._lease.end()
-        self._pool.release(self._granted_bytes)
+        self._grant.release()
         self._wake = self._ignored  # they hold the delivery
         self._broken = _ignored_error
         for callback in callbacks:

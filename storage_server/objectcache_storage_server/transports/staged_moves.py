@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from objectcache_schemas.errors import ObjectCacheError
+from objectcache_storage_server.buffers import MemoryGrant
 from objectcache_storage_server.targets import Lease, RemoteTargetMemory
 from objectcache_storage_server.transports.fabric import StagingMemory
 
@@ -27,7 +28,7 @@ class StagedMoves:
         self,
         lease: Lease,
         pool: StagingMemory,
-        granted_bytes: int,
+        grant: MemoryGrant,
         broken: Callable[[], None],
     ) -> None:
         """Takes the lease and the grant over; both end once it is closed and nothing moves."""
@@ -39,7 +40,7 @@ class StagedMoves:
         self._remote = memory.remote
         self._peer = memory.peer
         self._pool = pool
-        self._granted_bytes = granted_bytes
+        self._grant = grant
         self._broken = broken
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -55,7 +56,7 @@ class StagedMoves:
     @property
     def has_room(self) -> bool:
         """Whether `take` may be called: fewer buffers are out than were granted."""
-        return (len(self._taken) + 1) * self._pool.buffer_bytes <= self._granted_bytes
+        return (len(self._taken) + 1) * self._pool.buffer_bytes <= self._grant.granted_bytes
 
     def take(self, length_bytes: int) -> memoryview:
         """A buffer, cut to `length_bytes`, which is at most a buffer's."""
@@ -67,6 +68,7 @@ class StagedMoves:
     def give_back(self, view: memoryview) -> None:
         """The buffer is not used any more."""
         self._pool.put(self._taken.pop(self._pool.offset_of(view)))
+        self._grant.shrink_if_wanted(self.buffer_bytes, self.buffer_bytes)
         self._changed.set()
 
     # --- moves ---
@@ -162,7 +164,7 @@ class StagedMoves:
             self._pool.put(view)
         self._taken.clear()
         self._lease.end()
-        self._pool.release(self._granted_bytes)
+        self._grant.release()
 
     def __repr__(self) -> str:
         return f"<StagedMoves {self._under_way} under way, {len(self._taken)} buffers out>"

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_schemas.settings import CAP_GBPS_MAX
+from objectcache_schemas.schedule import EVERY_EPOCH
+from objectcache_schemas.settings import CAP_GBPS_MAX, RATES
 from objectcache_storage_server.what_if.prediction import POLICIES, Link, predict
 from objectcache_storage_server.what_if.report import as_json, comparison_table, policy_table
 from objectcache_storage_server.what_if.request_rows import read_requests
@@ -47,6 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     policy = parser.add_mutually_exclusive_group(required=True)
     policy.add_argument("--policy", choices=POLICIES, metavar="P", help=", ".join(POLICIES))
     policy.add_argument("--all", action="store_true", help="compare all policies")
+    parser.add_argument(
+        "--rates",
+        choices=RATES,
+        default=EVERY_EPOCH,
+        metavar="HOLD",
+        help="how long an assigned rate holds: every_epoch, for_life; default every_epoch",
+    )
     parser.add_argument(
         "--cap-gbps", type=float, required=True, metavar="B", help="rate of all of them together"
     )
@@ -120,7 +128,8 @@ def run(arguments: Sequence[str], console: Console) -> None:
     link = _link(flags)
     requests = read_requests(flags.requests)
     _check_tenants(list(link.tenant_caps), {request.demand.tenant for request in requests})
-    predictions = predict(POLICIES if flags.all else [flags.policy], requests, link)
+    policies = POLICIES if flags.all else [flags.policy]
+    predictions = predict(policies, requests, link, flags.rates)
     if flags.json:
         console.file.write(as_json(predictions, flags.cap_gbps, as_list=flags.all) + "\n")
     elif flags.all:

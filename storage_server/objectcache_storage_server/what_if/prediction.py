@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from objectcache_schemas.schedule import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lower_bound import least_delay_sum
 from objectcache_storage_server.scheduling.overlap import (
@@ -18,8 +19,7 @@ from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assign
 from objectcache_storage_server.what_if.request_rows import Request
 from objectcache_storage_server.what_if.simulation import layer_arrivals
 
-DYNAMIC = "stall_dynamic"
-POLICIES = (*RATE_POLICIES, DYNAMIC)
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 BOUNDED_MAX = 8  # requests for which the lower bound is worth its seconds
 
 
@@ -36,7 +36,7 @@ class Link:
 
 
 class RequestPrediction(NamedTuple):
-    """One request. The rate of stall_dynamic is the average until its last byte."""
+    """One request. A rate that does not hold for life is the average until the last byte."""
 
     name: str
     rate_bytes_per_s: float
@@ -46,11 +46,14 @@ class RequestPrediction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """All requests under one policy. `lower_bound_s` is what no schedule's `added_ttft_s` is less
-    than; None for more than BOUNDED_MAX requests.
+    """All requests under one policy; rates that are not `are_for_life` are averages.
+
+    `lower_bound_s` is what no schedule's `added_ttft_s` is less than; None for more than
+    BOUNDED_MAX requests.
     """
 
     policy: str
+    are_for_life: bool
     requests: tuple[RequestPrediction, ...]
     added_ttft_s: float
     lower_bound_s: float | None
@@ -66,19 +69,27 @@ class Prediction:
         return sum(request.stall_s for request in self.requests)
 
 
-def predict(policies: Sequence[str], requests: Sequence[Request], link: Link) -> list[Prediction]:
+def predict(
+    policies: Sequence[PolicyName],
+    requests: Sequence[Request],
+    link: Link,
+    rates: RatesName = EVERY_EPOCH,
+) -> list[Prediction]:
     """One prediction a policy. Raises `InvalidRequest` where a simulation would take too long."""
     lower_bound_s = _lower_bound(requests, link)
-    return [_predict(policy, requests, link, lower_bound_s) for policy in policies]
+    return [_predict(policy, requests, link, rates, lower_bound_s) for policy in policies]
 
 
 def _predict(
-    policy: str, requests: Sequence[Request], link: Link, lower_bound_s: float | None
+    policy: PolicyName,
+    requests: Sequence[Request],
+    link: Link,
+    rates: RatesName,
+    lower_bound_s: float | None,
 ) -> Prediction:
     demands = [request.demand for request in requests]
-    rates_and_ttfts = (
-        _simulated(demands, link) if policy == DYNAMIC else _rated(policy, demands, link)
-    )
+    are_for_life = rates == FOR_LIFE and policy in RATE_POLICIES
+    rates_and_ttfts = (_rated if are_for_life else _simulated)(policy, demands, link)
     predictions = tuple(
         RequestPrediction(request.name, rate, ttft_s, stall_of_ttft(request.demand, ttft_s))
         for request, (rate, ttft_s) in zip(requests, rates_and_ttfts, strict=True)
@@ -87,18 +98,22 @@ def _predict(
         added_ttft(demand, prediction.ttft_s, link.alone_bytes_per_s)
         for demand, prediction in zip(demands, predictions, strict=True)
     )
-    return Prediction(policy, predictions, added_s, lower_bound_s)
+    return Prediction(policy, are_for_life, predictions, added_s, lower_bound_s)
 
 
-def _rated(policy: str, demands: Sequence[Demand], link: Link) -> list[tuple[float, float]]:
+def _rated(policy: PolicyName, demands: Sequence[Demand], link: Link) -> list[tuple[float, float]]:
     rates = assigned_rates(
         policy, demands, link.cap_bytes_per_s, link.margin_bytes_per_s, link.tenant_caps
     )
     return [(rate, ttft_at_rate(demand, rate)) for demand, rate in zip(demands, rates, strict=True)]
 
 
-def _simulated(demands: Sequence[Demand], link: Link) -> list[tuple[float, float]]:
-    all_arrivals_s = layer_arrivals(demands, link.cap_bytes_per_s, link.tenant_caps)
+def _simulated(
+    policy: PolicyName, demands: Sequence[Demand], link: Link
+) -> list[tuple[float, float]]:
+    all_arrivals_s = layer_arrivals(
+        policy, demands, link.cap_bytes_per_s, link.tenant_caps, link.margin_bytes_per_s
+    )
     return [
         (
             demand.payload_bytes / arrivals_s[-1],

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_storage_server.what_if.prediction import DYNAMIC, Prediction
+from objectcache_storage_server.what_if.prediction import Prediction
 
 
 def as_json(predictions: Sequence[Prediction], cap_gbps: float, *, as_list: bool) -> str:
@@ -43,7 +43,7 @@ def _document(prediction: Prediction, cap_gbps: float) -> dict[str, Any]:
 def policy_table(prediction: Prediction, cap_gbps: float, alone_gbps: float) -> Table:
     """One policy: a row a request, and the totals."""
     table = _table(f"{prediction.policy}, {cap_gbps:g} Gbps")
-    rate = "average Gbps" if prediction.policy == DYNAMIC else "Gbps"
+    rate = "Gbps" if prediction.are_for_life else "average Gbps"
     for column in (rate, "TTFT ms", "stall ms"):
         table.add_column(column, justify="right")
     for request in prediction.requests:

@@ -1,4 +1,4 @@
-"""stall_dynamic by the scheduler itself, under virtual time, on a link without overheads."""
+"""Policies by the scheduler itself, under virtual time, on a link without overheads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_schemas.schedule import ScheduleConfiguration, TenantShare
+from objectcache_schemas.schedule import EVERY_EPOCH, PolicyName, ScheduleConfiguration, TenantShare
 from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.scheduler import Scheduler, Wait
@@ -15,10 +15,16 @@ from objectcache_storage_server.scheduling.scheduler import Scheduler, Wait
 LAYERS_MAX = 400_000  # of all requests; about ten seconds
 FRAGMENTS_WANTED = 200_000  # of all requests
 LAYER_FRAGMENTS_MAX = 16
+EPOCH_S = 0.01
+EPOCHS_MAX = 200  # about: each works out the rates of all requests
 
 
 def layer_arrivals(
-    demands: Sequence[Demand], cap_bytes_per_s: float, tenant_caps: Mapping[str, float]
+    policy: PolicyName,
+    demands: Sequence[Demand],
+    cap_bytes_per_s: float,
+    tenant_caps: Mapping[str, float],
+    margin_bytes_per_s: float = 0.0,
 ) -> list[list[float]]:
     """When each layer of each demand has arrived, in seconds; all begin at 0.
 
@@ -27,12 +33,13 @@ def layer_arrivals(
     layers = sum(demand.num_layers for demand in demands)
     if layers > LAYERS_MAX:
         raise InvalidRequest(
-            f"stall_dynamic is simulated for at most {LAYERS_MAX:,} layers of all requests "
-            f"together, not {layers:,}; give fewer requests, or another policy"
+            f"{policy} is simulated for at most {LAYERS_MAX:,} layers of all requests together, "
+            f"not {layers:,}; give fewer requests, or a policy of rates with --rates for_life"
         )
-    scheduler: Scheduler[_Delivery] = Scheduler(
-        _configuration(demands, cap_bytes_per_s, tenant_caps), now_s=0.0
+    configuration = _configuration(
+        policy, demands, cap_bytes_per_s, tenant_caps, margin_bytes_per_s
     )
+    scheduler: Scheduler[_Delivery] = Scheduler(configuration, now_s=0.0)
     layer_fragments = _layer_fragments(layers)
     deliveries = [_Delivery(demand, layer_fragments) for demand in demands]
     for delivery in deliveries:
@@ -64,13 +71,19 @@ def _layer_fragments(layers: int) -> int:
 
 
 def _configuration(
-    demands: Sequence[Demand], cap_bytes_per_s: float, tenant_caps: Mapping[str, float]
+    policy: PolicyName,
+    demands: Sequence[Demand],
+    cap_bytes_per_s: float,
+    tenant_caps: Mapping[str, float],
+    margin_bytes_per_s: float,
 ) -> ScheduleConfiguration:
+    carrying_s = sum(demand.payload_bytes for demand in demands) / cap_bytes_per_s
     return ScheduleConfiguration(
-        policy="stall_dynamic",
+        policy=policy,
         cap_gbps=cap_bytes_per_s / BYTES_PER_GBIT,
-        margin_gbps=0.0,
-        epoch_s=0.01,
+        margin_gbps=margin_bytes_per_s / BYTES_PER_GBIT,
+        epoch_s=max(EPOCH_S, carrying_s / EPOCHS_MAX),
+        rates=EVERY_EPOCH,
         layerwise_threshold_bytes=0,
         tenants={
             demand.tenant: TenantShare(
@@ -96,7 +109,7 @@ class _Delivery:
         return len(self.arrivals_s) == self.demand.num_layers
 
     def admitted(self, rate_bytes_per_s: float | None) -> None:
-        """Called by the scheduler; stall_dynamic assigns no rates."""
+        """See `scheduling.flow.Job`."""
 
     def take(self) -> Fragment | None:
         """The next piece of the layer that is on its way."""

@@ -12,6 +12,7 @@ import pytest
 from objectcache_schemas.descriptor import DeliveryMode, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.target_messages import DeliveryFailure
+from objectcache_storage_server.buffers import MemoryGrant
 from objectcache_storage_server.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.targets import RemoteTargetMemory, TargetOwner, TargetRegistry
@@ -50,7 +51,7 @@ class VerbsHarness(Harness):
             registry.lease("alice", asked, contract.PAYLOAD),
             TAG,
             staging,
-            staging.grant(4 * staging.buffer_bytes),
+            MemoryGrant(staging, staging.grant(4 * staging.buffer_bytes)),
             wake,
             self._fail,
             0,

@@ -70,7 +70,7 @@ def _parse(text: str, units: Mapping[str, float]) -> float:
     examples = ", ".join(units)
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
-        raise InvalidRequest(f"{text!r} is not a number with one of the units {examples}")
+        raise InvalidRequest(f"{text!r} is not a number above 0 with one of the units {examples}")
     number, unit = match.groups()
     factor = {name.lower(): factor for name, factor in units.items()}.get(unit.lower())
     if factor is None:

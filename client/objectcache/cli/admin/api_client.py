@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from objectcache.channel.endpoint import Endpoint
-from objectcache_schemas.admin_api import Problem
+from objectcache_schemas.admin_api import SIGNING_SERVICE, Problem
 from objectcache_schemas.errors import (
     ERRORS,
     InvalidRequest,
@@ -22,10 +22,10 @@ from objectcache_schemas.errors import (
     Unavailable,
     WireError,
 )
+from objectcache_schemas.headers import ADMIN_API
 
 R = TypeVar("R")
 
-API_HEADER = "x-objectcache-admin-api"
 TIMEOUT_S = 30.0  # of silence; a check reports several times a second
 ANSWER_BYTES_MAX = 256 << 20
 UNIX_SCHEME = "unix://"
@@ -101,7 +101,7 @@ class ApiClient:
             return self._connection.getresponse()
 
         response = self._ended(ask)
-        if response.headers.get(API_HEADER) is None:
+        if response.headers.get(ADMIN_API) is None:
             self._read(response)
             raise InvalidRequest(self._not_the_api(response))
         if response.status >= 300:
@@ -203,7 +203,7 @@ def _credentials(
     from objectcache.channel.signing import Signer
 
     key = AccessKey(access.root_key.access_key, access.root_key.secret_key)
-    signer = Signer(Endpoint.parse(access.endpoint), "us-east-1", lambda: key)
+    signer = Signer(Endpoint.parse(access.endpoint), "us-east-1", lambda: key, SIGNING_SERVICE)
     path, _, query = target.partition("?")
     signed = signer.signed_headers(Request(method, path, query, headers, (body,)))
     return {name: value for name, value in signed.items() if name != "host"}

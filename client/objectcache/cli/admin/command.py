@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -223,6 +224,28 @@ def print_view(view: Any) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPE_CELLS)
     console.print(view)
+
+
+def view_text(view: Any) -> str:
+    """What rich draws as plain text, without a newline at its end."""
+    from rich.console import Console
+
+    drawn = io.StringIO()
+    Console(file=drawn, highlight=False, width=PIPE_CELLS).print(view)
+    return "\n".join(line.rstrip() for line in drawn.getvalue().splitlines())
+
+
+def print_flushed(texts: Iterable[str]) -> None:
+    """Print each as it comes, so that whoever reads a pipe has it at once; return when nobody
+    reads any more.
+    """
+    try:
+        for text in texts:
+            print(text, flush=True)
+    except BrokenPipeError:
+        # What is left in the buffer has nowhere to go, and the interpreter flushes at its end.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def read_secret(text: str | None, what: str) -> str | None:

@@ -9,3 +9,8 @@ def printable(text: str) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def window_source_text(source: str) -> str:
+    """Where a compute window came from: `descriptor` is a word of the wire, for what was told."""
+    return "told" if source == "descriptor" else source

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 SCHEDULE = "/v1/schedule"
 
+# "-5Gbps" is an amount that is wrong, not a flag that is unknown.
+AMOUNT = {"ignore_unknown_options": True}
+
 schedule_app = typer.Typer(help="Who gets which bytes when.", no_args_is_help=True)
 
 Rate = Annotated[str, typer.Argument(metavar="RATE|none", show_default=False)]
@@ -45,18 +48,18 @@ def show(
         print_view(schedule_view(state))
 
 
-@schedule_app.command()
+@schedule_app.command(context_settings=AMOUNT)
 @on_server
 def set_cap(
     server: Server,
     cap: Rate,
 ) -> None:
     """Bound the rate of all deliveries together, such as 50Gbps or 6GB/s."""
-    from objectcache.cli.admin.schedule_flags import rate_gbps_of
+    from objectcache.cli.admin.schedule_flags import cap_gbps_of
     from objectcache_schemas.schedule import ScheduleChanges
 
     with errors_end_the_command():
-        changes = ScheduleChanges(cap_gbps=rate_gbps_of(cap))
+        changes = ScheduleChanges(cap_gbps=cap_gbps_of(cap))
     _change(server, changes)
 
 
@@ -75,7 +78,7 @@ def set_policy(
     _change(server, changes)
 
 
-@schedule_app.command()
+@schedule_app.command(context_settings=AMOUNT)
 @on_server
 def set_margin(
     server: Server,
@@ -90,13 +93,13 @@ def set_margin(
     _change(server, changes)
 
 
-@schedule_app.command()
+@schedule_app.command(context_settings=AMOUNT)
 @on_server
 def set_epoch(
     server: Server,
     epoch: Annotated[str, typer.Argument(metavar="TIME", show_default=False)],
 ) -> None:
-    """Choose the time between admissions by policies that assign rates, such as 10ms."""
+    """Choose the time between two divisions by policies that assign rates, such as 10ms."""
     from objectcache.cli.admin.schedule_flags import epoch_s_of
     from objectcache_schemas.schedule import ScheduleChanges
 
@@ -106,6 +109,21 @@ def set_epoch(
 
 
 @schedule_app.command()
+@on_server
+def set_rates(
+    server: Server,
+    hold: Annotated[str, typer.Argument(metavar="every_epoch|for_life", show_default=False)],
+) -> None:
+    """Choose how long an assigned rate holds: worked out every epoch, or for a delivery's life."""
+    from objectcache.cli.admin.schedule_flags import rates_of
+    from objectcache_schemas.schedule import ScheduleChanges
+
+    with errors_end_the_command():
+        changes = ScheduleChanges(rates=rates_of(hold))
+    _change(server, changes)
+
+
+@schedule_app.command(context_settings=AMOUNT)
 @on_server
 def set_threshold(
     server: Server,

@@ -20,8 +20,8 @@ from objectcache.cli.admin.amounts import (
     parse_size_bytes,
 )
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.schedule import PolicyName, TenantShare
-from objectcache_schemas.settings import CAP_GBPS_MAX, POLICIES
+from objectcache_schemas.schedule import PolicyName, RatesName, TenantShare
+from objectcache_schemas.settings import CAP_GBPS_MAX, CAP_GBPS_MIN, POLICIES, RATES
 
 EPOCH_MIN_S, EPOCH_MAX_S = 0.001, 10.0
 WEIGHT_MIN, WEIGHT_MAX = 0.001, 1000.0
@@ -45,6 +45,24 @@ def policy_of(text: str) -> PolicyName:
     return policy
 
 
+def rates_of(text: str) -> RatesName:
+    """How long an assigned rate holds."""
+    if text not in RATES:
+        raise InvalidRequest(f"rates cannot hold {text!r}; give one of {', '.join(RATES)}")
+    rates: RatesName = msgspec.convert(text, RatesName)
+    return rates
+
+
+def cap_gbps_of(text: str) -> float:
+    """A cap; 0 for none."""
+    cap_gbps = rate_gbps_of(text)
+    if 0 < cap_gbps < CAP_GBPS_MIN:
+        raise InvalidRequest(
+            f"{text!r} is below {gbps_text(CAP_GBPS_MIN)}, the least cap; give {NONE} for no cap"
+        )
+    return cap_gbps
+
+
 def rate_gbps_of(text: str) -> float:
     """A cap or margin; 0 for none."""
     if text.lower() == NONE:
@@ -59,7 +77,7 @@ def rate_gbps_of(text: str) -> float:
 
 
 def epoch_s_of(text: str) -> float:
-    """The time between two admissions."""
+    """The time between two divisions of the link."""
     epoch_s = parse_duration_s(text)
     if not EPOCH_MIN_S <= epoch_s <= EPOCH_MAX_S:
         bounds = f"{duration_text(EPOCH_MIN_S)} to {duration_text(EPOCH_MAX_S)}"
@@ -83,7 +101,7 @@ def share_changes_of(flags: TenantFlags) -> dict[str, Any]:
     if flags.weight is not None:
         changes["weight"] = _weight(flags.weight)
     if flags.cap is not None:
-        changes["cap_gbps"] = rate_gbps_of(flags.cap)
+        changes["cap_gbps"] = cap_gbps_of(flags.cap)
     if flags.deliveries_max is not None:
         changes["deliveries_max"] = _deliveries_max(flags.deliveries_max)
     return changes

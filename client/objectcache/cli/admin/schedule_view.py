@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from objectcache.cli.admin.amounts import NONE, duration_text, gbps_text, share_text, size_text
-from objectcache.cli.admin.printable import printable
+from objectcache.cli.admin.printable import printable, window_source_text
 from objectcache_schemas.schedule import (
     ScheduleConfiguration,
     ScheduledDelivery,
@@ -50,6 +50,7 @@ def _values(configuration: ScheduleConfiguration) -> Iterator[tuple[str, str, st
     yield "cap_gbps", "cap", _gbps(configuration.cap_gbps)
     yield "margin_gbps", "margin", _gbps(configuration.margin_gbps)
     yield "epoch_s", "epoch", duration_text(configuration.epoch_s)
+    yield "rates", "rates", configuration.rates
     threshold_bytes = configuration.layerwise_threshold_bytes
     yield "layerwise_threshold_bytes", "threshold", size_text(threshold_bytes)
 
@@ -95,7 +96,7 @@ def _deliveries_table(deliveries: tuple[ScheduledDelivery, ...]) -> Table:
 def _window(one: ScheduledDelivery) -> str:
     if one.compute_window_s is None:
         return "-"
-    return f"{duration_text(one.compute_window_s)} {one.window_source}"
+    return f"{duration_text(one.compute_window_s)} {window_source_text(one.window_source)}"
 
 
 def _facts(rows: Iterator[tuple[str, str]]) -> Table:

@@ -19,7 +19,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 @on_server
 def health(server: Server) -> None:
-    """Show the state of all processes. Exits 2 unless the server serves."""
+    """Show the state of all processes. Exits 2 unless the server serves, and turns nobody away."""
     from objectcache_schemas.admin_api import HealthReply
 
     with server.connect() as client:
@@ -33,13 +33,14 @@ def health_lines(found: HealthReply) -> list[str]:
     """The state, a line for each thing."""
     from objectcache.cli.admin.amounts import size_text
 
-    lost = found.audit_lines_lost
+    lost, failure = found.audit_lines_lost, found.flush_failure
     return [
         f"status        {found.status}",
         f"engine        {found.engine or '-'}",
         f"deliveries    {found.deliveries_in_flight:,} in flight, "
         f"{size_text(found.in_flight_bytes)}",
         f"damaged       {found.damaged_count:,} objects dropped since the start",
+        *([f"read only     {failure}; see to the device, then restart"] if failure else []),
         *([f"audit log     {lost:,} lines lost: is its device full?"] if lost else []),
         *process_lines(found.processes),
     ]
@@ -47,7 +48,13 @@ def health_lines(found: HealthReply) -> list[str]:
 
 def process_lines(processes: Iterable[ProcessState]) -> list[str]:
     """How each process answered."""
-    return [f"{one.process:13} {'ok' if one.ok else one.message}" for one in processes]
+    return [f"{one.process:13} {_process_text(one)}" for one in processes]
+
+
+def _process_text(one: ProcessState) -> str:
+    if one.degraded:
+        return f"degraded: {one.message}"
+    return "ok" if one.ok else one.message
 
 
 @on_server

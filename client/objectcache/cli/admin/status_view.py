@@ -44,6 +44,8 @@ def _head(status: EngineStatus) -> Iterator[tuple[str, str]]:
     if status.objects or status.capacity_bytes:
         yield "objects", f"{status.objects:,}"
     yield "damaged", f"{status.damaged:,} dropped since the start"
+    if status.flush_failure:
+        yield "read only", f"{status.flush_failure}; see to the device, then restart"
 
 
 def _space(status: EngineStatus) -> Iterator[tuple[str, str]]:
@@ -68,6 +70,7 @@ def _space(status: EngineStatus) -> Iterator[tuple[str, str]]:
         f"({share_text(in_cache_bytes, budget_bytes)}){source}",
     )
     yield "device path", status.device_path or "-"
+    yield "cache path", status.cache_path or "-"
     yield "unflushed", f"{status.unflushed_extents:,} extents"
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from objectcache.cli.admin.command import Server, on_server, print_document, print_view
+from objectcache.cli.admin.command import (
+    Server,
+    on_server,
+    print_document,
+    print_flushed,
+    print_view,
+    view_text,
+)
 
 if TYPE_CHECKING:
     from objectcache.cli.admin.api_client import ApiClient
     from objectcache_schemas.admin_api import DeliveriesReply
+
+    Looks: TypeAlias = Iterator[tuple[DeliveriesReply, DeliveriesReply]]
 
 FIRST_INTERVAL_S = 0.5  # between the two looks of --once, from which its rates come
 
@@ -26,16 +37,17 @@ def top(
 ) -> None:
     """Show the deliveries in flight with their rates, live. Ctrl-C ends it.
 
-    With --json, one document a look, a line each unless --once is given.
+    Into a file or a pipe, plain lines at every look. With --json, one document a look, a line each
+    unless --once is given.
     """
     with server.connect() as client:
-        before = _look(client)
         if once:
+            before = _look(client)
             time.sleep(FIRST_INTERVAL_S if before.deliveries else 0.0)
             _print_once(server, _look(client), before)
             return
         try:
-            _follow(server, client, before, interval)
+            _follow(server, _looks(client, interval))
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
 
@@ -44,6 +56,17 @@ def _look(client: ApiClient) -> DeliveriesReply:
     from objectcache_schemas.admin_api import DeliveriesReply
 
     return client.get("/v1/deliveries", DeliveriesReply)
+
+
+def _looks(client: ApiClient, interval_s: float) -> Looks:
+    """Each look with the one before it, without end; the first, at once, is its own."""
+    before = _look(client)
+    yield before, before
+    while True:
+        time.sleep(interval_s)
+        now = _look(client)
+        yield now, before
+        before = now
 
 
 def _print_once(server: Server, now: DeliveriesReply, before: DeliveriesReply) -> None:
@@ -55,30 +78,30 @@ def _print_once(server: Server, now: DeliveriesReply, before: DeliveriesReply) -
         print_view(top_view(now, before))
 
 
-def _follow(server: Server, client: ApiClient, before: DeliveriesReply, interval_s: float) -> None:
+def _follow(server: Server, looks: Looks) -> None:
+    if server.as_json or not sys.stdout.isatty():
+        lines_of = _json_line if server.as_json else _dated_lines
+        print_flushed(lines_of(now, before) for now, before in looks)
+        return
     from rich.live import Live
 
     from objectcache.cli.admin.top_view import top_view
 
-    if server.as_json:
-        _follow_as_json(client, before, interval_s)
     with Live(auto_refresh=False, screen=True) as live:
-        while True:
-            time.sleep(interval_s)
-            now = _look(client)
+        for now, before in looks:
             live.update(top_view(now, before), refresh=True)
-            before = now
 
 
-def _follow_as_json(client: ApiClient, before: DeliveriesReply, interval_s: float) -> NoReturn:
+def _json_line(now: DeliveriesReply, before: DeliveriesReply) -> str:
     import msgspec
 
     from objectcache.cli.admin.documents import full_document
     from objectcache.cli.admin.top_view import top_document
 
-    while True:
-        time.sleep(interval_s)
-        now = _look(client)
-        line = msgspec.json.encode(full_document(top_document(now, before)))
-        typer.echo(line.decode())
-        before = now
+    return msgspec.json.encode(full_document(top_document(now, before))).decode()
+
+
+def _dated_lines(now: DeliveriesReply, before: DeliveriesReply) -> str:
+    from objectcache.cli.admin.top_view import top_view
+
+    return f"{time.strftime('%H:%M:%S')} {view_text(top_view(now, before))}"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from objectcache.cli.admin.amounts import duration_text, rate_text, share_text, size_text
 from objectcache.cli.admin.layer_times import LayerTimes, layer_times
-from objectcache.cli.admin.printable import printable
+from objectcache.cli.admin.printable import printable, window_source_text
 from objectcache_schemas.traces import DeliveryTrace
 
 BAR_CELLS = 40
@@ -80,9 +80,15 @@ def _facts(trace: DeliveryTrace) -> Iterator[tuple[str, str]]:
     yield "path", f"{trace.path} over {trace.transport}, {trace.delivery}, policy {trace.policy}"
     yield "payload", f"{size_text(trace.payload_bytes)} of {trace.chunk_count:,} chunks"
     yield "rate", _rates(trace)
-    window_s = trace.compute_window_s
-    window = "not known" if window_s is None else f"{_time(window_s)} a layer"
-    yield "compute", f"{window} ({trace.window_source})"
+    yield "compute", _window(trace)
+
+
+def _window(trace: DeliveryTrace) -> str:
+    """What the scheduler went by, and what the client reported afterwards."""
+    window_s, reported_s = trace.compute_window_s, trace.reported_window_s
+    known = "not known" if window_s is None else f"{_time(window_s)} a layer"
+    reported = "" if reported_s is None else f", {_time(reported_s)} reported"
+    return f"{known} ({window_source_text(trace.window_source)}){reported}"
 
 
 def _outcome(trace: DeliveryTrace) -> str:

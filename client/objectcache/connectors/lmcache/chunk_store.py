@@ -15,6 +15,7 @@ from objectcache.connectors.lmcache.geometry import Bytes, ChunkGeometry
 from objectcache.connectors.outage import Outage
 from objectcache.connectors.stored_chunks import match_prefix, put_absent
 from objectcache.kv_bucket import KvBucket
+from objectcache_schemas.compute_windows import WHOLE_S
 from objectcache_schemas.errors import NotFound, ObjectCacheError
 from objectcache_schemas.limits import GIB, Limits
 
@@ -149,6 +150,7 @@ class ChunkStore:
                 keys,
                 delivery="layerwise",
                 on_missing="truncate",
+                compute_window_s=WHOLE_S,
                 timeout_s=self._load_timeout_s,
             )
         except NotFound as error:

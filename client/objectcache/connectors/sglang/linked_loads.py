@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from objectcache.connectors.sglang.batch_timings import BatchTiming
 from objectcache.connectors.sglang.device_pool import DevicePool
 from objectcache.connectors.sglang.page_store import PageStore
 from objectcache.deliveries.delivery import Delivery
@@ -31,6 +32,7 @@ def load_layers(
     loads: Sequence[Load],
     complete: Callable[[int], None],
     device_module: Any,
+    timing: BatchTiming,
 ) -> None:
     """Bring every layer of every load into place; `complete` hears of each when it is there.
 
@@ -38,13 +40,15 @@ def load_layers(
     is torch's module for the pool's device (`torch.cuda`, say). Raises what the store has against
     one of them, `DeliveryFailed` where one ends early or all take longer than a server that works
     would, and nothing is written to the device afterwards.
+
+    The server is told the batch's `timing`.
     """
     page_count = sum(len(load.hashes) for load in loads)
     on_cpu = pool.device.type == "cpu"
     stream = None if on_cpu else device_module.Stream(pool.device)
     places = [pool.pages(load.slots) for load in loads]
     with ExitStack() as stack:
-        deliveries = _begun(store, loads, stack)
+        deliveries = _begun(store, loads, timing, stack)
         deadline_s = time.monotonic() + store.patience_s(page_count)
         for layer in range(pool.num_layers):
             with _in_place(stream, device_module):
@@ -54,13 +58,15 @@ def load_layers(
             complete(layer)
 
 
-def _begun(store: PageStore, loads: Sequence[Load], stack: ExitStack) -> list[Delivery]:
+def _begun(
+    store: PageStore, loads: Sequence[Load], timing: BatchTiming, stack: ExitStack
+) -> list[Delivery]:
     """The deliveries of all loads, which end with `stack`; raises what one of them was refused for.
 
     A fetch returns when the server has accepted it, so they are asked for side by side.
     """
     with ThreadPoolExecutor(min(len(loads), BEGIN_THREADS_MAX), "objectcache-begin") as threads:
-        asked = [threads.submit(partial(_begin, store, load)) for load in loads]
+        asked = [threads.submit(partial(_begin, store, load, timing)) for load in loads]
     refusals = [error for answer in asked if (error := answer.exception()) is not None]
     accepted = [answer.result() for answer in asked if answer.exception() is None]
     for delivery in accepted:
@@ -70,10 +76,18 @@ def _begun(store: PageStore, loads: Sequence[Load], stack: ExitStack) -> list[De
     return accepted
 
 
-def _begin(store: PageStore, load: Load) -> Delivery:
-    delivery = store.bucket.fetch(store.namespace.keys(load.hashes), delivery="layerwise")
-    # Copying a layer says nothing about when the GPU is through with it.
-    delivery.report_explicitly()
+def _begin(store: PageStore, load: Load, timing: BatchTiming) -> Delivery:
+    """The forward tells what it consumes: copying a layer says nothing about that."""
+    cached_tokens = len(load.hashes) * store.bucket.layout.chunk_tokens
+    delivery = store.bucket.fetch(
+        store.namespace.keys(load.hashes),
+        delivery="layerwise",
+        compute_window_s=timing.window_s,
+        context_tokens=cached_tokens + (timing.computed_tokens or 0),
+        fingerprint=timing.fingerprint,
+        computed_tokens=timing.computed_tokens,
+    )
+    timing.begun(delivery)
     return delivery
 
 

@@ -13,6 +13,7 @@ from objectcache.connectors.sglang.staging import Staging
 from objectcache.connectors.stored_chunks import match_prefix, put_chunks_absent
 from objectcache.kv_bucket import KvBucket
 from objectcache.memory.targets import RegisteredTarget
+from objectcache_schemas.compute_windows import WHOLE_S
 from objectcache_schemas.limits import MIB
 
 # A batch of the engine is one request unless its pages are larger than this together.
@@ -112,7 +113,9 @@ class PageStore:
         self._staging.close()
 
     def _fetch(self, keys: list[str], pages: Sequence[Page]) -> int:
-        with self.bucket.fetch(keys, delivery="chunkwise", on_missing="truncate") as delivery:
+        with self.bucket.fetch(
+            keys, delivery="chunkwise", on_missing="truncate", compute_window_s=WHOLE_S
+        ) as delivery:
             payload = delivery.wait(self.patience_s(len(keys)))
             for index in range(delivery.chunk_count):
                 fill_page(pages[index], payload[:, index])

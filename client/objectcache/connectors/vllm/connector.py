@@ -8,26 +8,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from objectcache.connectors.adapters import Adapters
 from objectcache.connectors.load_budget import LoadBudget
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.stored_chunks import match_prefix
+from objectcache.connectors.timing.moments import clock_of
+from objectcache.connectors.vllm.before_schedule.parked_loads import LOADS_MAX
+from objectcache.connectors.vllm.before_schedule.side_copies import side_copies_of
 from objectcache.connectors.vllm.geometry import EngineGeometry, read_geometry
-from objectcache.connectors.vllm.lookups import Lookups
-from objectcache.connectors.vllm.paged_layout import PagedLayer
+from objectcache.connectors.vllm.load_mode import (
+    EngineSteps,
+    LoadMode,
+    chosen_mode,
+    tell_mode,
+)
 from objectcache.connectors.vllm.plans import StepPlan
-from objectcache.connectors.vllm.scheduler_side import SchedulerSide, SideRoles
+from objectcache.connectors.vllm.reports.engine_log import log_through_engine, start_told
+from objectcache.connectors.vllm.reports.engine_metrics import (
+    ObjectCachePromMetrics,
+    ObjectCacheStats,
+)
+from objectcache.connectors.vllm.scheduler.lookups import Lookups
+from objectcache.connectors.vllm.scheduler.scheduler_side import SchedulerSide, SideRoles
 from objectcache.connectors.vllm.settings import read_settings
 from objectcache.connectors.vllm.store import Store
-from objectcache.connectors.vllm.worker_side import (
+from objectcache.connectors.vllm.worker.load_memory import make_ready, ready_lengths
+from objectcache.connectors.vllm.worker.paged_layout import PagedLayer
+from objectcache.connectors.vllm.worker.worker_side import (
     WorkerSide,
     content_of,
     numbered,
     staging_slots,
 )
+from objectcache.core import TransportChoice
+from objectcache.memory.target_pool import REGIONS_MAX
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
 
@@ -60,10 +77,11 @@ class StepReport(KVConnectorWorkerMetadata):
     """Steps that a worker is through with, on their way to the scheduler."""
 
     steps: set[int]
+    unstored: tuple[bytes, ...] = ()  # hashes of blocks
 
     def aggregate(self, other: StepReport) -> StepReport:
         """Several workers' reports of one step."""
-        return StepReport(self.steps | other.steps)
+        return StepReport(self.steps | other.steps, self.unstored + other.unstored)
 
 
 class ObjectCacheConnector(KVConnectorBase_V1):
@@ -75,6 +93,14 @@ class ObjectCacheConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        log_through_engine()
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._store: Store | None = None
+        with start_told("ObjectCacheConnector"):
+            self._start(vllm_config, role, kv_cache_config)
+
+    def _start(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         transfer = vllm_config.kv_transfer_config
         if transfer.kv_load_failure_policy != "recompute":
             raise InvalidRequest(
@@ -90,13 +116,18 @@ class ObjectCacheConnector(KVConnectorBase_V1):
             vllm_version,
             os.environ,
         )
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
-        self._store: Store | None = None
+        if profile := self._configuration.compute_profile:
+            self._geometry = replace(self._geometry, fingerprint=profile)
         if role == scheduler_role:
-            self._scheduler = self._scheduler_side(
-                SideRoles(transfer.is_kv_consumer, transfer.is_kv_producer)
-            )
+            loads, saves = transfer.is_kv_consumer, transfer.is_kv_producer
+            parks = loads and self._load_mode() is LoadMode.BEFORE_SCHEDULE
+            self._scheduler = self._scheduler_side(SideRoles(loads, saves, parks))
+
+    def _load_mode(self) -> LoadMode:
+        """The engine's, which the log is told. Workers do as the scheduler's plans say."""
+        setting, steps = LoadMode(self._settings.load_mode), EngineSteps.of(self._vllm_config)
+        tell_mode(setting, steps)
+        return chosen_mode(setting, steps)
 
     def _scheduler_side(self, roles: SideRoles) -> SchedulerSide:
         layout = _layout(self._geometry, len(self._layer_names()))
@@ -110,13 +141,15 @@ class ObjectCacheConnector(KVConnectorBase_V1):
             roles,
             self._settings.fetch_tokens_min,
             adapters,
-            self._budget(layout),
+            self._budget(layout, LOADS_MAX if roles.parks else REGIONS_MAX),
         )
 
-    def _budget(self, layout: KvLayout) -> LoadBudget:
+    def _budget(self, layout: KvLayout, loads_max: int) -> LoadBudget:
         """What any rank has memory for: that with the most layers."""
         layers = max(layout.num_layers, _largest_stage(self._vllm_config, os.environ))
-        return LoadBudget(self._configuration.load_bytes_max, layers * layout.per_layer_chunk_bytes)
+        return LoadBudget(
+            self._configuration.load_bytes_max, layers * layout.per_layer_chunk_bytes, loads_max
+        )
 
     def _layer_names(self) -> list[str]:
         names: list[str] = self._kv_cache_config.kv_cache_groups[0].layer_names
@@ -129,7 +162,14 @@ class ObjectCacheConnector(KVConnectorBase_V1):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """A replayed whole graph would skip the waits for layers."""
+        """A replayed whole graph would skip the waits for layers.
+
+        vLLM asks before it starts its processes, where an error is not drowned by their tracebacks.
+        Raises `InvalidRequest` naming the setting.
+        """
+        log_through_engine()
+        with start_told("ObjectCacheConnector"):
+            read_settings(extra_config)
         return True
 
     # --- the scheduler's side ---
@@ -142,7 +182,8 @@ class ObjectCacheConnector(KVConnectorBase_V1):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         assert self._scheduler is not None
-        return self._scheduler.matched_tokens(request, num_computed_tokens), False
+        tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
+        return tokens, bool(tokens) and self._scheduler.parks
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._scheduler is not None
@@ -167,8 +208,11 @@ class ObjectCacheConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: Any) -> None:
         assert self._scheduler is not None
         report = connector_output.kv_connector_worker_meta
-        steps = report.steps if isinstance(report, StepReport) else set[int]()
-        self._scheduler.reported(steps, connector_output.invalid_block_ids or ())
+        if not isinstance(report, StepReport):
+            report = StepReport(set())
+        self._scheduler.unstored(report.unstored)
+        self._scheduler.reported(report.steps, connector_output.invalid_block_ids or ())
+        self._scheduler.ended_parked(connector_output.finished_recving or ())
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -181,15 +225,42 @@ class ObjectCacheConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """Raises `InvalidRequest` where the layers are not of one shape."""
+        with start_told("ObjectCacheConnector"):
+            self._register(kv_caches)
+
+    def _register(self, kv_caches: Mapping[str, Any]) -> None:
         numbers, tensors = numbered(kv_caches)
         block_count = self._kv_cache_config.num_blocks
         content = content_of(self._geometry.spec, self._backend(next(iter(numbers))))
         layers = [PagedLayer(tensor, block_count, content) for tensor in tensors]
         layout = _layout_of(self._geometry, layers)
-        LoadBudget(self._configuration.load_bytes_max, layout.chunk_bytes)
+        budget = LoadBudget(self._configuration.load_bytes_max, layout.chunk_bytes)
         slots = staging_slots(self._settings, layout.chunk_bytes, block_count)
         store = self._store = Store(self._configuration, layout, self._settings.load_timeout_s)
-        self._worker = WorkerSide(self._geometry, store, self._settings, numbers, layers, slots)
+        if self._vllm_config.kv_transfer_config.is_kv_consumer:
+            self._make_memory_ready(budget.fitting(self._blocks_max(block_count)), store)
+        device = tensors[0].device
+        self._worker = WorkerSide(
+            self._geometry,
+            store,
+            self._settings,
+            numbers,
+            layers,
+            slots,
+            clock_of(device),
+            side_copies_of(device),
+        )
+
+    def _blocks_max(self, block_count: int) -> int:
+        """Blocks of the longest request."""
+        tokens: int = self._vllm_config.model_config.max_model_len
+        return min(tokens // self._geometry.block_tokens, block_count)
+
+    def _make_memory_ready(self, load_blocks: int, store: Store) -> None:
+        load_bytes = load_blocks * store.layout.chunk_bytes
+        lengths = ready_lengths(load_bytes, self._settings.ready_bytes_max)
+        if lengths and self._configuration.transport != TransportChoice.BODY.value:
+            make_ready(store.client.stock_memory, lengths)
 
     def _backend(self, layer_name: str) -> str:
         """The name of a layer's attention backend; empty where vLLM does not tell."""
@@ -221,11 +292,40 @@ class ObjectCacheConnector(KVConnectorBase_V1):
         if self._worker is not None:
             self._worker.end()
 
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, None if self._worker is None else self._worker.take_loaded()
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         return set() if self._worker is None else self._worker.take_failed_blocks()
 
     def build_connector_worker_meta(self) -> StepReport | None:
-        return None if self._worker is None else StepReport(self._worker.take_steps())
+        if self._worker is None:
+            return None
+        return StepReport(self._worker.take_steps(), self._worker.take_unstored())
+
+    # --- what vLLM's loggers show ---
+
+    def get_kv_connector_stats(self) -> ObjectCacheStats | None:
+        """What this side has counted since the last call; None: nothing."""
+        side = self._scheduler or self._worker
+        counts = {} if side is None else side.take_counts()
+        return ObjectCacheStats(counts) if counts else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ObjectCacheStats:
+        """Counts that came from another process."""
+        return ObjectCacheStats(dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ObjectCachePromMetrics:
+        """The counters among vLLM's metrics."""
+        return ObjectCachePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         """Puts what is to be stored, bounded in time. Repeating has no effect."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from objectcache.connectors.model_identity import HUB_REVISION, ModelIdentity, identify
-from objectcache.connectors.namespace import KvNamespace
+from objectcache.connectors.namespace import KvNamespace, compute_fingerprint
 from objectcache_schemas.errors import InvalidRequest
 
 _HASHES = ("sha256", "sha256_cbor")
@@ -31,6 +31,7 @@ class EngineGeometry:
     namespaces: tuple[KvNamespace, ...]
     rank: int
     stores: bool
+    fingerprint: str  # what computes, as the server is told it
 
     @property
     def namespace(self) -> KvNamespace:
@@ -88,6 +89,7 @@ def read_geometry(
         namespaces=namespaces,
         rank=stage * tensor_ranks + (0 if latent else tensor_rank),
         stores=not latent or tensor_rank == 0,
+        fingerprint=compute_fingerprint(identity.model, parallel.tensor_parallel_size),
     )
 
 

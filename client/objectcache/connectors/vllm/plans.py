@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from objectcache.connectors.timing.compute_windows import NOTHING_COMPUTED, BatchShape
+
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
@@ -38,8 +40,11 @@ class SavePlan:
 class StepPlan:
     """One step: what to load before it, what to take from it, and what became of earlier steps.
 
-    A step's blocks are stored only once every worker's loads for it, and for the steps under way
-    with it, are known to be whole: `good` and `bad` name the steps for which that is decided.
+    `parked` are loads that begin with the step and end before a later one; those of the requests
+    `given_up` are wanted no more. A step's blocks are stored only once every worker's loads for it,
+    and for the steps under way with it, are known to be whole: `good` and `bad` name the steps for
+    which that is decided.
+    `batch` is all that the step computes.
     """
 
     step: int
@@ -47,6 +52,9 @@ class StepPlan:
     saves: tuple[SavePlan, ...] = ()
     good: tuple[int, ...] = ()
     bad: tuple[int, ...] = ()
+    batch: BatchShape = NOTHING_COMPUTED
+    parked: tuple[LoadPlan, ...] = ()
+    given_up: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -8,28 +8,33 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from objectcache.connectors.configuration import StoreConfiguration
+from objectcache.connectors.vllm.load_mode import LoadMode
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB
 
-_COUNTS = ("fetch_tokens_min", "staging_bytes_max")
+_COUNTS = ("fetch_tokens_min", "staging_bytes_max", "ready_bytes_max")
 
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
     """The connector's own settings; the rest of the mapping is a `StoreConfiguration`.
 
-    `load_timeout_s` bounds what a step waits for all of its layers, after which the blocks that
-    are not there are computed. Hits of fewer than `fetch_tokens_min` tokens are computed as well.
-    `staging_bytes_max` is each worker's memory for blocks on their way to the store; what finds no
-    room is not stored.
+    `load_mode` is that of `LoadMode`. `load_timeout_s` bounds what a step, or a parked request,
+    waits for all of its layers, after which the blocks that are not there are computed. Hits of
+    fewer than `fetch_tokens_min` tokens are computed as well. `staging_bytes_max` is each worker's
+    memory for blocks on their way to the store; what finds no room is not stored.
+    `ready_bytes_max` bounds each worker's memory for loads that is made at the start.
     """
 
+    load_mode: str = LoadMode.AUTO.value
     load_timeout_s: float = 10.0
     fetch_tokens_min: int = 256
     staging_bytes_max: int = GIB
+    ready_bytes_max: int = GIB
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
+        LoadMode.parse(self.load_mode)
+        for entry in fields(self)[1:]:
             value = getattr(self, entry.name)
             kinds = int if entry.name in _COUNTS else int | float
             if isinstance(value, bool) or not isinstance(value, kinds) or value <= 0:

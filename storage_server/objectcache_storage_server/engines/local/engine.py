@@ -58,11 +58,12 @@ from objectcache_storage_server.engines.bucket_rules import (
     no_such_key,
 )
 from objectcache_storage_server.engines.commit_rules import check_batch
+from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch
 from objectcache_storage_server.engines.keys import key_bytes
 from objectcache_storage_server.engines.local.commit import LocalCommit, NewObject
 from objectcache_storage_server.engines.local.commit_group import CommitGroups
 from objectcache_storage_server.engines.local.eviction import choose_victims
-from objectcache_storage_server.engines.local.flusher import DataFlush, Flusher
+from objectcache_storage_server.engines.local.flusher import Flusher
 from objectcache_storage_server.engines.local.geometry import split_into_extents
 from objectcache_storage_server.engines.local.holdings import Holdings
 from objectcache_storage_server.engines.local.index import IndexChange, LocalIndex
@@ -108,6 +109,7 @@ class LocalEngine(Engine):
     ) -> None:
         self.settings = settings
         self.clock = clock
+        self.flush_latch = FlushLatch()
         self.changing = threading.Lock()
         self.evicted_objects = self.evicted_bytes = self.expired_objects = 0
         self._data_dir = data_dir
@@ -121,7 +123,7 @@ class LocalEngine(Engine):
             opened.callback(os.close, lock_folder(data_dir))
             _check_engine(data_dir)
             self.index = LocalIndex(
-                data_dir / "index", settings.index_bytes_max, self.count_damaged
+                data_dir / "index", settings.index_bytes_max, self.count_damaged, self.flush_latch
             )
             opened.callback(self.index.close)
             with translated("open the data files", data_dir):
@@ -129,14 +131,14 @@ class LocalEngine(Engine):
                 sync_folder(data_dir)
             opened.callback(self.volume.close)
             self.extent_bytes_max = min(settings.extent_bytes_max, self.volume.segment_bytes)
-            self.holdings = Holdings(self.volume)
+            self.holdings = Holdings(self.volume, self.flush_latch)
             buffers = PutBuffers(settings.put_buffer_bytes_max)
             writers = ThreadPoolExecutor(WRITER_THREADS, "objectcache-write")
             opened.callback(writers.shutdown)
             self.space = WriterSpace(self.holdings, self._evict_for, buffers, writers)
             self.compaction_space = WriterSpace(self.holdings, lambda _: 0, buffers, writers)
             self.path_use = PathUse(self.volume, settings.overlap)
-            self._data_flush = DataFlush(self.volume)
+            self._data_flushes = Flushes(self.flush_latch, "the data")
             self.flusher = Flusher(self)
             self._commit_groups = CommitGroups(self)
             recover(self)
@@ -275,6 +277,7 @@ class LocalEngine(Engine):
                 put.staged.discard()  # of no effect on what was stored
         for key, reason in commit.damaged.items():
             self.count_damaged(key, reason)
+        self.flush_latch.check()
         return commit.outcome()
 
     def replace_attributes(
@@ -423,13 +426,21 @@ class LocalEngine(Engine):
     def damaged_count(self) -> int:
         return self._damaged_count
 
+    @property
+    def flush_failure(self) -> str:
+        return self.flush_latch.failure
+
     def _read_failed(self, error: DamagedVersion | OSError) -> Exception:
         if isinstance(error, DamagedVersion):
             self.drop_damaged(error.version, str(error))
         return _as_damage(error)
 
     def drop_damaged(self, version: Version, reason: str) -> bool:
-        """Drop this very version; false where it was replaced, deleted or dropped meanwhile."""
+        """Drop this very version; false where it was replaced, deleted or dropped meanwhile, and
+        where nothing can be changed any more.
+        """
+        if self.flush_latch.failure:
+            return False
         dropped = self.remove(lambda _: [version.name])
         if dropped:
             self.count_damaged(version.info.key, reason)
@@ -525,11 +536,11 @@ class LocalEngine(Engine):
         return removed
 
     def flush_extents(self, numbers: Sequence[int]) -> None:
-        """Return when the bytes of these extents survive a power loss. Raises `Unavailable` from
-        the first failure on, until the store is opened again.
+        """Return when the bytes of these extents survive a power loss. Raises `Unavailable` where
+        this flush or any other has failed.
         """
-        with translated("flush the data files", self._data_dir):
-            self._data_flush.flush(self.holdings.ranges(numbers))
+        with self._data_flushes.one():
+            self.volume.flush(self.holdings.ranges(numbers))
 
     def direct_ranges(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
         """(offset, length) of extents that are read directly, where the page cache could have

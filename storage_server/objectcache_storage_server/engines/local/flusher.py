@@ -1,4 +1,4 @@
-"""Flushes of the data: which of them count, and those that come after their commit.
+"""Flushes of the data that come after their commit.
 
 What buckets with asynchronous durability have written is flushed soon after. Until then the index
 marks the extents, so that a store that opens after a power loss knows whose bytes to check.
@@ -7,58 +7,11 @@ marks the extents, so that a store that opens after a power loss knows whose byt
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
-
-from objectcache_schemas.errors import Unavailable
 
 if TYPE_CHECKING:
     from objectcache_storage_server.engines.local.engine import LocalEngine
-    from objectcache_storage_server.engines.local.volumes.volume import Volume
-
-
-class DataFlush:
-    """Flushes of the volume, none of which counts once one has failed. Safe to use from any thread.
-
-    The kernel says of a failed write-back once, to whichever flush asks first; the next one
-    succeeds without having written anything.
-    """
-
-    def __init__(self, volume: Volume) -> None:
-        self._volume = volume
-        self._changed = threading.Condition()
-        self._running: set[object] = set()
-        self._has_failed = False
-
-    def flush(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Return when these (offset, length) ranges survive a power loss.
-
-        Raises `OSError` where this flush fails, and `Unavailable` after any has failed.
-        """
-        token = object()
-        with self._changed:
-            self._check()
-            self._running.add(token)
-        try:
-            self._volume.flush(ranges)
-        except BaseException:
-            self._end(token, failed=True)
-            raise
-        self._end(token, failed=False)
-
-    def _end(self, token: object, *, failed: bool) -> None:
-        with self._changed:
-            self._has_failed |= failed
-            self._running.remove(token)
-            self._changed.notify_all()
-            if not failed:  # one beside this may have been told what concerns this one
-                beside = set(self._running)
-                self._changed.wait_for(lambda: self._has_failed or not beside & self._running)
-                self._check()
-
-    def _check(self) -> None:
-        if self._has_failed:
-            raise Unavailable("the data could not be flushed to its device; restart the server")
 
 
 class Flusher:
@@ -93,6 +46,7 @@ class Flusher:
     def flush(self) -> None:
         """Make all that waits durable; raises our errors, and then it waits on."""
         engine = self._engine
+        engine.flush_latch.check()
         with self._flushing:
             with self._lock:
                 written, emptied = sorted(self._written), self._emptied

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache_storage_server.engines.base import BucketTotals
+from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.allocator import Allocator
 from objectcache_storage_server.engines.local.geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.records import Version
@@ -36,10 +37,11 @@ OfObjects = npt.NDArray[np.void]  # rows of OBJECT_COLUMNS
 class Holdings:
     """Tables and free space. Methods take the lock themselves unless they say otherwise."""
 
-    def __init__(self, volume: Volume) -> None:
+    def __init__(self, volume: Volume, latch: FlushLatch) -> None:
         self.lock = threading.Lock()
         self._changing_segments = threading.Lock()  # taken before the other, where both are
         self.volume = volume
+        self._latch = latch
         self.objects = DenseTable(OBJECT_COLUMNS)
         self.extents = DenseTable(EXTENT_COLUMNS)
         self.allocator = Allocator(volume.segment_bytes)
@@ -68,6 +70,7 @@ class Holdings:
         self.allocator.take_all(used["offset_bytes"][numbers], used["length_bytes"][numbers])
         self.allocated_bytes = int(used["length_bytes"][numbers].sum())
         self.resident_bytes = resident_bytes(used)
+        used["is_cold"][numbers] = Path.DIRECT in self.volume.paths
         live = objects[objects["is_used"]]
         np.add.at(extents["live_slots"], live["extent"][live["size_bytes"] > 0], 1)
         # Of an object in several runs the columns name only the first.
@@ -83,7 +86,8 @@ class Holdings:
     def allocate(self, length_bytes: int, path: Path, geometry: Geometry | None) -> int | None:
         """A new extent that the index does not name yet, by number; None where no run fits.
 
-        Raises `OSError` where the volume cannot grow for another reason than room.
+        Raises `OSError` where the volume cannot grow for another reason than room, and
+        `Unavailable` where a flush has failed.
         """
         length_bytes = round_up(length_bytes)
         number = self._take_extent(length_bytes, path, geometry)
@@ -132,7 +136,9 @@ class Holdings:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 return None
-            raise
+            if error.errno != errno.EIO:  # no flush has failed
+                raise
+            raise self._latch.end("a new data file", error) from error
 
     def return_free_segments(self, spare_count: int) -> None:
         """Give segments that hold nothing back to the file system, all but `spare_count`."""
@@ -243,10 +249,27 @@ class Holdings:
             changes &= rows["path"][wanted] != path
             changed = wanted[changes]
             rows["path"][changed] = path
+            rows["is_cold"][changed] = path is Path.PAGE_CACHE
             offsets, lengths = rows["offset_bytes"][changed], rows["length_bytes"][changed]
             changed_bytes = int(lengths.sum())
             self.resident_bytes += changed_bytes if path is Path.PAGE_CACHE else -changed_bytes
         return list(zip(offsets.tolist(), lengths.tolist(), strict=True))
+
+    def set_cold(self, number: int, is_cold: bool) -> None:
+        """Whether an extent on the page-cache path is to be read past it, since it is not there."""
+        with self.lock:
+            self.extents.rows["is_cold"][number] = is_cold
+
+    def cold_range(self, number: int) -> tuple[int, int] | None:
+        """(offset, length) of an extent that is to be in the page cache and is not; None where that
+        is no longer so.
+        """
+        with self.lock:
+            row = self.extents.rows[number]
+            is_live = row["is_used"] and not row["is_freed"]
+            if not is_live or not row["is_cold"] or row["path"] != Path.PAGE_CACHE:
+                return None
+            return int(row["offset_bytes"]), int(row["length_bytes"])
 
     # --- readers ---
 

@@ -2,7 +2,8 @@
 
 Readers see one commit each and never wait; writers wait for each other. A commit flushes its pages
 before the page that makes it current is written, which is flushed by the durable ones only: a power
-loss takes the index back to an earlier commit, never to half of one.
+loss takes the index back to an earlier commit, never to half of one. That page is flushed by
+whichever commit or flush comes next, so a failure of that one is a failure of all (`flush_latch`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import lmdb
 from objectcache_schemas.durable_names import flush_directory
 from objectcache_schemas.errors import StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
+from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch, forget_cached
 from objectcache_storage_server.engines.local.index_change import IndexChange
 from objectcache_storage_server.engines.local.index_errors import (
     full_index,
+    is_no_room,
     translated_index,
 )
 from objectcache_storage_server.engines.local.index_rows import USES_ROWS
@@ -43,13 +46,21 @@ SPARE_TRANSACTIONS = 32  # of ended snapshots, kept for the next ones
 # the pages that a delete replaces, and for those that a snapshot still reads.
 _FULL_FRACTION = 7 / 8
 _FORMAT = b"format"
+DATA_NAME = "data.mdb"  # as LMDB calls it
 
 
 class LocalIndex:
     """Buckets, objects and extents. Safe to use from any thread."""
 
-    def __init__(self, folder: Path, bytes_max: int, on_damage: Callable[[str, str], None]) -> None:
-        """Open or create it. `on_damage` takes the key of each row that was dropped, and why.
+    def __init__(
+        self,
+        folder: Path,
+        bytes_max: int,
+        on_damage: Callable[[str, str], None],
+        latch: FlushLatch,
+    ) -> None:
+        """Open or create it, as the device has it. `on_damage` takes the key of each row that was
+        dropped, and why.
 
         Raises `Unavailable` for an index that cannot be read, or of another format.
         """
@@ -58,22 +69,26 @@ class LocalIndex:
         self._write_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._synced_commit = 0
-        self._has_lost_sync = False
+        self._latch = latch
+        self._flushes = Flushes(latch, "the index")
         self._lost: set[int] = set()
         self._users = _Users()
         with translated("open the index", folder), contextlib.ExitStack() as opened:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            forget_cached(folder / DATA_NAME)
             with translated_index("open", folder):
                 self._environment = opened.enter_context(_open(folder, bytes_max))
+                self._own_descriptor = os.open(folder / DATA_NAME, os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, self._own_descriptor)
                 self._databases = _prepare(self._environment)
                 self._used_pages_max = _used_pages_max(self._environment)
             self._reserve = SpaceReserve(folder / "reserve", RESERVE_BYTES)
-            opened.pop_all()
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
         """Close it once every transaction has ended. A second call has no effect."""
         self._users.end()
-        self._environment.close()
+        self._opened.close()
 
     # --- transactions ---
 
@@ -87,7 +102,7 @@ class LocalIndex:
         ):
             view = IndexView(txn, self._databases)
             yield view
-        if view.damage:
+        if view.damage and not self._latch.failure:
             self.change_with_reserve(lambda change: change.drop(view.damage))
 
     @contextlib.contextmanager
@@ -122,8 +137,8 @@ class LocalIndex:
     def _changing(self, *, durable: bool, from_reserve: bool) -> Generator[IndexChange, None, None]:
         with self._users.one(), translated_index("write", self._folder):
             with self._write_lock:
-                self._check_sync()
-                with self._environment.begin(write=True) as txn:
+                self._latch.check()
+                with self._transaction() as txn:
                     change = IndexChange(txn, self._databases)
                     yield change
                     change.drop_met()
@@ -150,25 +165,49 @@ class LocalIndex:
         with self._users.one(), translated_index("flush", self._folder):
             self._sync()
 
+    @contextlib.contextmanager
+    def _transaction(self) -> Generator[lmdb.Transaction[bytes], None, None]:
+        """One that is committed at the block's end, and undone by an error in it."""
+        try:
+            txn = self._environment.begin(write=True)
+        except lmdb.PanicError as error:  # after a page that says what is current was not written
+            raise self._latch.end("the index", error) from error
+        try:
+            yield txn
+        except BaseException:
+            txn.abort()
+            raise
+        with self._flushes.one(self._is_failed_flush):
+            txn.commit()
+
+    def _is_failed_flush(self, error: Exception) -> bool:
+        """Whether a commit that failed has lost what was written before it.
+
+        One that found no room has not, where our own descriptor is told of no lost write either:
+        the kernel tells each.
+        """
+        if not isinstance(error, lmdb.Error) or not is_no_room(error, self._folder):
+            return True
+        try:
+            os.fdatasync(self._own_descriptor)
+        except OSError:
+            return True
+        return False
+
     def _sync(self) -> None:
-        """Flush unless somebody has since the last commit: commits of threads share a flush."""
+        """Flush unless somebody has since the last commit: commits of threads share a flush.
+
+        By our own descriptor. LMDB writes what makes a commit current once its own flush has ended
+        well, and one beside it by LMDB's descriptor could be told of its failure in its place.
+        """
         commit = self._environment.info()["last_txnid"]
         with self._sync_lock:
-            self._check_sync()
-            if self._synced_commit >= commit:
-                return
-            commit = self._environment.info()["last_txnid"]
-            try:
-                self._environment.sync(True)
-            except BaseException:
-                self._has_lost_sync = True
-                raise
-            self._synced_commit = commit
-
-    def _check_sync(self) -> None:
-        # A flush that failed once may succeed the next time without having written anything.
-        if self._has_lost_sync:
-            raise Unavailable("the index could not be flushed to its device; restart the server")
+            if self._synced_commit < commit:
+                commit = self._environment.info()["last_txnid"]
+                with self._flushes.one():
+                    os.fdatasync(self._own_descriptor)
+                self._synced_commit = commit
+        self._latch.check()
 
     def _check_room(self, txn: lmdb.Transaction[bytes]) -> None:
         if _used_pages(txn, self._databases) > self._used_pages_max:
@@ -214,7 +253,7 @@ def _open(folder: Path, bytes_max: int) -> lmdb.Environment:
         max_readers=READERS_MAX,
         max_spare_txns=SPARE_TRANSACTIONS,
     )
-    _fill_up(folder / "data.mdb", environment)
+    _fill_up(folder / DATA_NAME, environment)
     for directory in (folder, folder.parent):
         flush_directory(directory)
     return environment

@@ -29,8 +29,8 @@ log = logging.getLogger("objectcache.storage_server.engines.local.index")
 def damaged_index(what: str) -> Unavailable:
     """For damage that no single object explains."""
     return Unavailable(
-        f"{what}; the index is damaged: stop the server and remove its data directory "
-        f"(server.data_dir) to start empty"
+        f"{what}; the index is damaged: stop the server and remove the directories index and data "
+        f"in its data directory (server.data_dir) to start with no objects; accounts stay"
     )
 
 
@@ -57,11 +57,19 @@ def _as_our_error(error: lmdb.Error, operation: str, folder: Path) -> ObjectCach
         return full_index(operation)
     code = error.code
     what = f"{operation} the index: {_reason(error, code)}"
-    if code in _FULL or (code == errno.EIO and _is_full(folder)):
+    if is_no_room(error, folder):
         return StorageFull(f"{what}; delete objects or add space")
     if isinstance(error, _DAMAGED):
         return damaged_index(what)
     return Unavailable(what)
+
+
+def is_no_room(error: lmdb.Error, folder: Path) -> bool:
+    """Whether it says that there is no room, on the device or in the index."""
+    if isinstance(error, lmdb.MapFullError):
+        return True
+    # LMDB calls a write that ended early an I/O error.
+    return error.code in _FULL or (error.code == errno.EIO and _is_full(folder))
 
 
 def _reason(error: Exception, code: int) -> str:
@@ -70,7 +78,7 @@ def _reason(error: Exception, code: int) -> str:
 
 
 def _is_full(folder: Path) -> bool:
-    """Whether the file system has no room: LMDB calls a write that ended early an I/O error."""
+    """Whether the file system has no room."""
     with contextlib.suppress(OSError):
         state = os.statvfs(folder)
         return state.f_bavail * state.f_frsize < _NO_ROOM_BYTES

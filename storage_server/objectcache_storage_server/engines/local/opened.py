@@ -47,8 +47,10 @@ class Reader(Protocol):
         """What a path's readers are coordinated by, from the device part to the last check."""
         ...
 
-    def read(self, transfers: Sequence[Transfer], path: Path) -> int:
-        """Read from the volume; returns the bytes that were in memory. Raises `OSError`."""
+    def read(self, transfers: Sequence[Transfer], path: Path, cold_bytes: int = 0) -> int:
+        """Read from the volume; returns the bytes that were in memory. `cold_bytes` are of cold
+        extents. Raises `OSError`.
+        """
         ...
 
     def read_resident(self, transfer: Transfer) -> bool:
@@ -57,6 +59,28 @@ class Reader(Protocol):
 
     def read_missing(self, transfers: Sequence[Transfer]) -> None:
         """Read what is to be in the page cache and was not; raises `OSError`."""
+        ...
+
+    def read_again(self, transfer: Transfer) -> None:
+        """Read from the device what the page cache had; raises `OSError`."""
+        ...
+
+    def count_stale(self, transfer: Transfer) -> None:
+        """What was read again is right, and the page cache was wrong."""
+        ...
+
+    def seems_resident(self, offset_bytes: int, length_bytes: int) -> bool:
+        """Whether the page cache has a range, by a few of its blocks."""
+        ...
+
+    def is_missing(self, extent: int) -> bool:
+        """This extent was to be in the page cache and is not. Answers whether it can be read past
+        it.
+        """
+        ...
+
+    def is_there(self, extent: int) -> None:
+        """This extent was cold, and is in the page cache."""
         ...
 
     def read_failed(self, error: DamagedVersion | OSError) -> Exception:
@@ -68,21 +92,50 @@ class Reader(Protocol):
         ...
 
 
+class OpenExtent:
+    """Where an extent lies, and how an opening reads it."""
+
+    __slots__ = ("is_cold", "length_bytes", "number", "offset_bytes", "path")
+
+    def __init__(
+        self,
+        number: int,
+        offset_bytes: int,
+        length_bytes: int,
+        path: Path,
+        is_cold: bool | int = False,
+    ) -> None:
+        self.number = number
+        self.offset_bytes = offset_bytes
+        self.length_bytes = length_bytes
+        self.path = path
+        # From the piece on that was not in memory, the opening asks for no other: see `path_use`.
+        self.is_cold = is_cold and path is Path.PAGE_CACHE
+
+    @property
+    def read_path(self) -> Path:
+        """The path that its bytes come by now."""
+        return Path.DIRECT if self.is_cold else self.path
+
+
 class Piece(NamedTuple):
     """Whole checksum blocks in one run of the volume."""
 
     transfer: Transfer
-    path: Path
+    path: Path  # that is tried first
     block_bytes: int
     expected: Sequence[int]  # checksum of each block
     source: Source
     first_block: int  # as the source numbers them, for `Source.owner`
+    extent: OpenExtent
 
 
 class Source(ABC):
     """An extent with slots, or an object on its own: an address space that reads name."""
 
     block_bytes: int
+    extents: Sequence[OpenExtent]
+    may_be_cold: bool  # and it was not yet looked whether it still is
 
     @abstractmethod
     def pieces(self, offset_bytes: int, memory: memoryview) -> Iterator[Piece]:
@@ -103,15 +156,15 @@ class SlotSource(Source):
     def __init__(
         self,
         geometry: Geometry,
-        offset_bytes: int,
-        path: Path,
+        extent: OpenExtent,
         versions: Mapping[int, Version],
         block_bytes: int,
     ) -> None:
         """`versions` by slot: those that were opened."""
+        self.extents = (extent,)
+        self.may_be_cold = bool(extent.is_cold)
         self._geometry = geometry
-        self._offset_bytes = offset_bytes
-        self._path = path
+        self._extent = extent
         self._versions = versions
         self.block_bytes = block_bytes
         self._blocks_each = geometry.slice_bytes // self.block_bytes
@@ -131,18 +184,20 @@ class SlotSource(Source):
         block_bytes = self.block_bytes
         row = self._rows[layer]
         first, end = in_row // block_bytes, (in_row + len(memory)) // block_bytes
-        step = len(row) if self._path is Path.DIRECT else max(1, PIECE_BYTES // block_bytes)
-        start = self._offset_bytes + layer * self._geometry.row_stride_bytes
+        extent, path = self._extent, self._extent.read_path
+        step = len(row) if path is Path.DIRECT else max(1, PIECE_BYTES // block_bytes)
+        start = extent.offset_bytes + layer * self._geometry.row_stride_bytes
         for begin in range(first, end, step):
             stop = min(begin + step, end)
             view = memory[(begin - first) * block_bytes : (stop - first) * block_bytes]
             yield Piece(
                 Transfer(start + begin * block_bytes, view),
-                self._path,
+                path,
                 block_bytes,
                 row[begin:stop],
                 self,
                 begin,
+                extent,
             )
 
     def owner(self, block: int) -> Version:
@@ -159,14 +214,15 @@ class Run(NamedTuple):
 
     begin_bytes: int  # in the object
     end_bytes: int
-    offset_bytes: int  # in the volume
-    path: Path
+    extent: OpenExtent
 
 
 class ObjectSource(Source):
     """An object in plain runs; every run but the last holds whole blocks."""
 
     def __init__(self, version: Version, runs: Sequence[Run]) -> None:
+        self.extents = [run.extent for run in runs]
+        self.may_be_cold = any(extent.is_cold for extent in self.extents)
         self._version = version
         self._runs = runs
         self.block_bytes = version.block_bytes
@@ -177,19 +233,21 @@ class ObjectSource(Source):
         blocks = len(version.checksums)
         for run in self._runs:
             low, high = max(offset_bytes, run.begin_bytes), min(end_bytes, run.end_bytes)
-            blocks_each = blocks if run.path is Path.DIRECT else PIECE_BYTES // block_bytes
+            path = run.extent.read_path
+            blocks_each = blocks if path is Path.DIRECT else PIECE_BYTES // block_bytes
             step_bytes = max(1, blocks_each) * block_bytes
             for begin in range(low, high, step_bytes):
                 stop = min(begin + step_bytes, high)
                 view = memory[begin - offset_bytes : stop - offset_bytes]
                 first = begin // block_bytes
                 yield Piece(
-                    Transfer(run.offset_bytes + begin - run.begin_bytes, view),
-                    run.path,
+                    Transfer(run.extent.offset_bytes + begin - run.begin_bytes, view),
+                    path,
                     block_bytes,
                     version.checksums[first : first + -(-len(view) // block_bytes)].tolist(),
                     self,
                     first,
+                    run.extent,
                 )
 
     def owner(self, block: int) -> Version:
@@ -251,7 +309,7 @@ class LocalOpenObjects(OpenObjects):
                 for piece in pieces:
                     self._verify(piece)
                 return
-            missed = [piece for piece in pieces if not self._read_resident(piece, fragment)]
+            missed = [piece for piece in pieces if not self._found(piece, fragment)]
             if missed:
                 fragment.cold_bytes = sum(len(piece.transfer.memory) for piece in missed)
                 with fragment.reading():
@@ -259,12 +317,54 @@ class LocalOpenObjects(OpenObjects):
                 for piece in missed:
                     self._verify(piece)
 
+    def _found(self, piece: Piece, fragment: GatedFragment) -> bool:
+        """Read and check a piece that is in memory, asking no more of an extent that lacks one."""
+        extent = piece.extent
+        if extent.is_cold:
+            return False
+        is_found = self._read_resident(piece, fragment)
+        if not is_found:
+            extent.is_cold = self._reader.is_missing(extent.number)
+        return is_found
+
+    def _look_again(self, source: Source) -> None:
+        """What was cold when it was opened, or before, may have come into memory since. Another
+        thread may look at the same time.
+        """
+        for extent in source.extents:
+            if not extent.is_cold:
+                continue
+            if self._reader.seems_resident(extent.offset_bytes, extent.length_bytes):
+                extent.is_cold = False
+                self._reader.is_there(extent.number)
+            else:
+                self._reader.is_missing(extent.number)
+        source.may_be_cold = False
+
     def _read_resident(self, piece: Piece, fragment: GatedFragment) -> bool:
         with fragment.reading():
             is_resident = self._reader.read_resident(piece.transfer)
         if is_resident:
-            self._verify(piece)
+            try:
+                self._verify(piece)
+            except DamagedVersion:
+                self._verify_on_device(piece, fragment)
         return is_resident
+
+    def _verify_on_device(self, piece: Piece, fragment: GatedFragment) -> None:
+        """Bytes are rotten only where the device has them so: what the page cache had is dropped,
+        not the object. Raises `DamagedVersion`.
+        """
+        with fragment.reading():
+            try:
+                self._reader.read_again(piece.transfer)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                self._find_unreadable(piece, Path.DIRECT)
+                raise
+        self._verify(piece)
+        self._reader.count_stale(piece.transfer)
 
     def _pieces(
         self,
@@ -274,6 +374,8 @@ class LocalOpenObjects(OpenObjects):
     ) -> Iterator[Piece]:
         for number, offset_bytes, length_bytes, landing in reads:
             source = self._sources[number]
+            if source.may_be_cold:
+                self._look_again(source)
             target = buffer[landing : landing + length_bytes]
             assert len(target) == length_bytes
             while target:
@@ -306,7 +408,8 @@ class LocalOpenObjects(OpenObjects):
             if path is Path.PAGE_CACHE:
                 self._reader.read_missing(transfers)
             else:
-                self._reader.read(transfers, path)
+                cold = [len(piece.transfer.memory) for piece in pieces if piece.extent.is_cold]
+                self._reader.read(transfers, path, sum(cold))
         except OSError as error:
             if error.errno != errno.EIO:
                 raise

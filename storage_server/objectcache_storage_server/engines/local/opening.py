@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from objectcache_storage_server.engines.local.opened import (
     DamagedVersion,
     LocalOpenObjects,
     ObjectSource,
+    OpenExtent,
     Reader,
     Run,
     SlotSource,
@@ -41,14 +42,33 @@ class _VolumeReader(Reader):
     def fragment(self, length_bytes: int, path: Path) -> GatedFragment:
         return self._path_use.fragment(length_bytes, path)
 
-    def read(self, transfers: Sequence[Transfer], path: Path) -> int:
-        return self._path_use.read(transfers, path)
+    def read(self, transfers: Sequence[Transfer], path: Path, cold_bytes: int = 0) -> int:
+        return self._path_use.read(transfers, path, cold_bytes)
 
     def read_resident(self, transfer: Transfer) -> bool:
         return self._path_use.read_resident(transfer)
 
     def read_missing(self, transfers: Sequence[Transfer]) -> None:
         self._path_use.read_missing(transfers)
+
+    def read_again(self, transfer: Transfer) -> None:
+        self._path_use.read_again(transfer)
+
+    def count_stale(self, transfer: Transfer) -> None:
+        self._path_use.count_stale(transfer)
+
+    def seems_resident(self, offset_bytes: int, length_bytes: int) -> bool:
+        return self._path_use.seems_resident(offset_bytes, length_bytes)
+
+    def is_missing(self, extent: int) -> bool:
+        if not self._path_use.has_direct:
+            return False
+        self._holdings.set_cold(extent, True)
+        self._path_use.want_resident(extent)
+        return True
+
+    def is_there(self, extent: int) -> None:
+        self._holdings.set_cold(extent, False)
 
     def read_failed(self, error: DamagedVersion | OSError) -> Exception:
         return self._on_failure(error)
@@ -81,9 +101,7 @@ def open_sources(
 class _Home(NamedTuple):
     """An extent as its row says, in plain numbers."""
 
-    offset_bytes: int
-    length_bytes: int
-    path: Path
+    extent: OpenExtent
     geometry: Geometry
 
 
@@ -97,14 +115,18 @@ class _SharedSource(NamedTuple):
 
 
 def _homes(numbers: Sequence[int], rows: npt.NDArray[np.void]) -> dict[int, _Home]:
-    columns = ("offset_bytes", "length_bytes", "path", "slots", "num_layers", "slice_bytes")
-    values = zip(*(rows[column].tolist() for column in columns), strict=True)
+    places = ("offset_bytes", "length_bytes", "path", "is_cold")
+    shapes = ("slots", "num_layers", "slice_bytes")
     return {
-        number: _Home(offset, length, Path(path), Geometry(slots, layers, slice_bytes))
-        for number, (offset, length, path, slots, layers, slice_bytes) in zip(
-            numbers, values, strict=True
+        number: _Home(OpenExtent(number, offset, length, Path(path), is_cold), Geometry(*shape))
+        for number, (offset, length, path, is_cold), shape in zip(
+            numbers, _values(rows, places), _values(rows, shapes), strict=True
         )
     }
+
+
+def _values(rows: npt.NDArray[np.void], columns: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    return zip(*(rows[column].tolist() for column in columns), strict=True)
 
 
 def _lay_out(
@@ -121,13 +143,13 @@ def _lay_out(
                 placements.append(Placement(len(sources), 0))
                 sources.append(_object_source(version, homes))
                 continue
-            offset_bytes, _, path, geometry = homes[extents[0]]
+            extent, geometry = homes[extents[0]]
             source = _SharedSource(
                 len(sources), geometry.slice_bytes, geometry.row_stride_bytes, {}
             )
             shared[extents[0]] = source
             block_bytes = version.block_bytes
-            sources.append(SlotSource(geometry, offset_bytes, path, source.versions, block_bytes))
+            sources.append(SlotSource(geometry, extent, source.versions, block_bytes))
         number, slice_bytes, stride_bytes, versions = source
         slot = version.slot
         versions[slot] = version
@@ -139,10 +161,10 @@ def _object_source(version: Version, homes: dict[int, _Home]) -> ObjectSource:
     runs: list[Run] = []
     begin_bytes, block_bytes = 0, version.block_bytes
     for index, number in enumerate(version.extents):
-        offset_bytes, length_bytes, path, _ = homes[number]
+        extent = homes[number].extent
         is_last = index == len(version.extents) - 1
-        usable_bytes = length_bytes - length_bytes % block_bytes
+        usable_bytes = extent.length_bytes - extent.length_bytes % block_bytes
         end_bytes = version.info.size_bytes if is_last else begin_bytes + usable_bytes
-        runs.append(Run(begin_bytes, end_bytes, offset_bytes, path))
+        runs.append(Run(begin_bytes, end_bytes, extent))
         begin_bytes = end_bytes
     return ObjectSource(version, runs)

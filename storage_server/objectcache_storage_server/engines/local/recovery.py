@@ -7,6 +7,7 @@ asynchronous durability and not flushed yet.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -115,7 +116,7 @@ def _settle_unflushed(engine: LocalEngine, numbers: list[int]) -> None:
     )
     # What the device does not have is not to be found in memory: a page whose write failed is kept.
     with translated("flush the data files", "the volume"):
-        engine.volume.flush(ranges)
+        _flush_after_errors(engine, ranges)
         for offset_bytes, length_bytes in ranges:
             engine.volume.drop_cache(offset_bytes, length_bytes)
     for version in list(_versions_in(engine, np.array(numbers, np.int64))):
@@ -127,6 +128,19 @@ def _settle_unflushed(engine: LocalEngine, numbers: list[int]) -> None:
     with engine.index.writing() as change:
         change.unmark_unflushed(numbers)
     log.warning("the last stop was no orderly one: %d unflushed objects are whole", kept)
+
+
+def _flush_after_errors(engine: LocalEngine, ranges: list[tuple[int, int]]) -> None:
+    """Flush. A write-back that failed before is said of once; what it left out is found by the
+    checksums. Raises `OSError` where it fails still.
+    """
+    try:
+        engine.volume.flush(ranges)
+    except OSError as error:  # of the process before, said to nobody until now
+        if error.errno != errno.EIO:
+            raise
+        log.warning("what the data files were last written is partly lost: %s", error)
+        engine.volume.flush(ranges)
 
 
 def _damage_of(engine: LocalEngine, version: Version) -> str | None:

@@ -12,6 +12,7 @@ from objectcache_storage_server.engines.local.holdings import Holdings
 from objectcache_storage_server.engines.local.opened import (
     DamagedVersion,
     ObjectSource,
+    OpenExtent,
     Run,
     verify,
 )
@@ -34,7 +35,8 @@ def read_resident(
     if place is None or place[1] is not Path.PAGE_CACHE:
         return None
     memory = bytearray(size_bytes)
-    source = ObjectSource(version, [Run(0, size_bytes, place[0], Path.PAGE_CACHE)])
+    extent = OpenExtent(version.extents[0], place[0], size_bytes, Path.PAGE_CACHE)
+    source = ObjectSource(version, [Run(0, size_bytes, extent)])
     sample = path_use.sample()
     try:
         for piece in source.pieces(0, memoryview(memory)):

@@ -98,6 +98,11 @@ class WriterSpace(ExtentSource):
         with self._holdings.lock:
             return int(self._holdings.extents.rows["offset_bytes"][number])
 
+    def path(self, number: int) -> Path:
+        """See `ExtentSource.path`."""
+        with self._holdings.lock:
+            return Path(int(self._holdings.extents.rows["path"][number]))
+
     def shrink(self, number: int, length_bytes: int) -> None:
         """See `ExtentSource.shrink`."""
         self._holdings.shrink(number, length_bytes)

@@ -71,8 +71,7 @@ class _ExtentWriter:
         geometry = self.geometry
         self.number = self._source.allocate(geometry.extent_bytes, geometry)
         self._offset_bytes = self._source.place(self.number)
-        if Path.DIRECT in self._source.volume.paths:
-            self.path = Path.DIRECT  # whichever way it will be read; see docs/local_engine.md
+        self.path = self._source.path(self.number)
         is_aligned = self._block_bytes % BLOCK_BYTES == 0
         if geometry.slots > 1 and self._layerwise:
             self._gathering = Gathering.ROW
@@ -93,7 +92,9 @@ class _ExtentWriter:
             self._memory[offset_bytes : offset_bytes + len(data)] = np.frombuffer(data, np.uint8)
             return self._filled(len(data), geometry.slots * geometry.chunk_bytes, 0)
         row_begin = offset_bytes // geometry.row_stride_bytes * geometry.row_stride_bytes
-        if len(data) == geometry.row_bytes or self.path is Path.PAGE_CACHE:
+        # What does not end with a block would have the page cache read that block first.
+        is_whole = self.path is Path.DIRECT or geometry.row_bytes % BLOCK_BYTES == 0
+        if len(data) == geometry.row_bytes and is_whole:
             return Transfer(self._offset_bytes + offset_bytes, data)
         if self._memory is None:
             self._memory = np.zeros(geometry.row_stride_bytes, np.uint8)

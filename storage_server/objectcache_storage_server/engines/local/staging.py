@@ -53,6 +53,10 @@ class ExtentSource(Protocol):
         """Where an extent begins."""
         ...
 
+    def path(self, number: int) -> Path:
+        """How an extent is to be written: by the path that it will be read by."""
+        ...
+
     def shrink(self, number: int, length_bytes: int) -> None:
         """Give the end of an extent back."""
         ...
@@ -139,6 +143,7 @@ class StagedRun(LocalStaged):
         self._source = source
         self._run_bytes_max = run_bytes_max
         self._runs: list[tuple[int, int, int]] = []  # extent, begin, length
+        self._paths: list[Path] = []  # of the runs
         self._room_bytes = 0  # of all runs
         self._end_bytes = 0  # written or in the tail
         self._tail = bytearray()  # begun block, where the device takes only whole ones
@@ -215,38 +220,37 @@ class StagedRun(LocalStaged):
             if missing_bytes % self.block_bytes and missing_bytes <= length_bytes:
                 usable_bytes = missing_bytes  # a piece of no whole blocks ends the object
             self._runs.append((number, self._source.place(number), usable_bytes))
+            self._paths.append(self._source.path(number))
             self._room_bytes += usable_bytes
 
     def _write(self, begin_bytes: int, data: memoryview) -> None:
         run_begin = 0
-        transfers: list[Transfer] = []
-        for _, offset_bytes, length_bytes in self._runs:
+        by_path: dict[Path, list[Transfer]] = {path: [] for path in Path}
+        for (_, offset_bytes, length_bytes), path in zip(self._runs, self._paths, strict=True):
             low = max(begin_bytes, run_begin)
             high = min(begin_bytes + len(data), run_begin + length_bytes)
             if low < high:
+                offset_bytes += low - run_begin
                 piece = data[low - begin_bytes : high - begin_bytes]
-                transfers.append(Transfer(offset_bytes + low - run_begin, piece))
+                direct_bytes = self._direct_bytes(offset_bytes, len(piece), path)
+                by_path[Path.DIRECT].append(Transfer(offset_bytes, piece[:direct_bytes]))
+                rest = Transfer(offset_bytes + direct_bytes, piece[direct_bytes:])
+                by_path[Path.PAGE_CACHE].append(rest)
             run_begin += length_bytes
-        self._send(transfers)
-
-    def _send(self, transfers: Sequence[Transfer]) -> None:
-        """Long pieces of whole blocks past the page cache, the rest through it."""
-        by_path: dict[Path, list[Transfer]] = {path: [] for path in Path}
-        for offset_bytes, piece in transfers:
-            direct_bytes = len(piece) - len(piece) % BLOCK_BYTES
-            if offset_bytes % BLOCK_BYTES or direct_bytes < DIRECT_BYTES_MIN:
-                direct_bytes = 0
-            if Path.DIRECT not in self._source.volume.paths:
-                direct_bytes = 0
-            elif Path.PAGE_CACHE not in self._source.volume.paths:
-                direct_bytes = len(piece)
-            by_path[Path.DIRECT].append(Transfer(offset_bytes, piece[:direct_bytes]))
-            rest = Transfer(offset_bytes + direct_bytes, piece[direct_bytes:])
-            by_path[Path.PAGE_CACHE].append(rest)
-        for path, some in by_path.items():
-            some = [transfer for transfer in some if transfer.memory]
+        for path, transfers in by_path.items():
+            some = [transfer for transfer in transfers if transfer.memory]
             if some:
                 self._source.write(some, path)
+
+    def _direct_bytes(self, offset_bytes: int, length_bytes: int, path: Path) -> int:
+        """How much of a piece, from its begin on, is written past the page cache: of an extent on
+        the direct path, whole blocks of a long piece.
+        """
+        if Path.PAGE_CACHE not in self._source.volume.paths:
+            return length_bytes
+        whole_bytes = length_bytes - length_bytes % BLOCK_BYTES
+        is_direct = path is Path.DIRECT and offset_bytes % BLOCK_BYTES == 0
+        return whole_bytes if is_direct and whole_bytes >= DIRECT_BYTES_MIN else 0
 
     def finish(self) -> None:
         if self._tail:

@@ -31,6 +31,7 @@ EXTENT_COLUMNS = np.dtype(
     [
         ("is_used", "?"),
         ("path", "u1"),  # a `Path`
+        ("is_cold", "?"),  # on the page-cache path, and not known to be in memory
         ("slots", "u2"),
         ("live_slots", "u2"),
         ("readers", "u4"),  # open objects in it

@@ -19,6 +19,7 @@ import numpy as np
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.compactor import Compactor
+from objectcache_storage_server.engines.local.direct.alignment import split_at
 from objectcache_storage_server.engines.local.eviction import expired
 from objectcache_storage_server.engines.local.index import USES_ROWS
 from objectcache_storage_server.engines.local.residency.budget import (
@@ -38,7 +39,10 @@ BUDGET_EVERY_S = 2.0
 MOVES_MAX = 64  # extents that change their path in one round
 USES_EVERY_S = 30.0
 SPARE_SEGMENTS = 1  # wholly free ones that are kept for the next puts
-PREFETCH_BYTES = 256 * MIB  # of one round, so that readers keep most of the device
+FILL_PIECE_BYTES = 8 * MIB  # read between two looks at whether a reader wants the device
+FILL_S = 0.25  # of one round, so that other steps have their turn
+FILL_ROUND_S = 0.1  # while something is to come into memory
+FILL_BUSY_EVERY_S = 1.0  # one extent, where readers never leave the device alone
 COMPLAIN_EVERY_S = 60.0  # about one step: what fails fails twice a second
 FRUITLESS_EVICTION_S = 5.0  # until the next where there was nothing to evict: it looks at all
 
@@ -60,6 +64,7 @@ class Upkeep:
         self._stored_uses = engine.holdings.clock_of_uses
         self._complained_s: dict[str, float] = {}  # by step
         self._evict_next_s = float("-inf")
+        self._filled_s = self._budget_s
         self._objects_kept = -1  # how many there were when none of them could be evicted
         self._measure_budget()
         self._replan(self._decayed_s, moves_max=len(engine.holdings.extents))
@@ -71,16 +76,19 @@ class Upkeep:
         self._wake.set()
 
     def close(self) -> None:
-        """End the thread, flush what waits, and store the order of uses."""
+        """End the thread, flush what waits, and store the order of uses. Where a flush has failed,
+        what waits stays marked, and is verified when the store is opened again.
+        """
         self._closing = True
         self._wake.set()
         self._thread.join()
-        self._engine.flusher.flush()
-        self._store_uses()
+        if not self._engine.flush_failure:
+            self._engine.flusher.flush()
+            self._store_uses()
 
     def _run(self) -> None:
         while not self._closing:
-            self._wake.wait(ROUND_S)
+            self._wake.wait(FILL_ROUND_S if self._engine.path_use.missing_count else ROUND_S)
             self._wake.clear()
             self.round()
 
@@ -97,7 +105,7 @@ class Upkeep:
             self._budget_s = now_s
             self._step("residency", now_s, lambda: self._settle_residency(now_s))
             self._step("returning files", now_s, self._return_free_segments)
-        self._step("prefetching", now_s, self._prefetch)
+        self._step("filling the page cache", now_s, lambda: self._fill(now_s))
         self._step("expiry", now_s, lambda: self._expire(now_s))
         self._step("eviction", now_s, lambda: self._keep_below_watermark(now_s))
         self._step("compaction", now_s, lambda: self.compactor.round(now_s))
@@ -152,13 +160,43 @@ class Upkeep:
         plan = replan(extents, self.budget.bytes, moves_max)
         for offset_bytes, length_bytes in joined(holdings.set_paths(plan.to_direct, Path.DIRECT)):
             engine.volume.drop_cache(offset_bytes, length_bytes)
-        holdings.set_paths(plan.to_page_cache, Path.PAGE_CACHE)
+        entering: list[int] = plan.to_page_cache.tolist()
+        ranges = holdings.ranges(entering)
+        entered = [
+            number
+            for number, (offset_bytes, length_bytes) in zip(entering, ranges, strict=True)
+            if engine.volume.enter_cache(offset_bytes, length_bytes)
+        ]
+        holdings.set_paths(entered, Path.PAGE_CACHE)
 
-    def _prefetch(self) -> None:
-        """Bring into the page cache what readers did not find there."""
-        ranges = self._engine.path_use.take_missed(PREFETCH_BYTES)
-        for offset_bytes, length_bytes in joined(ranges):
-            self._engine.volume.prefetch(offset_bytes, length_bytes)
+    def _fill(self, now_s: float) -> None:
+        """Bring extents into the page cache that readers did not find there, while the device is
+        idle; one now and then where it never is.
+        """
+        path_use, begun_s = self._engine.path_use, time.monotonic()
+        while path_use.missing_count:
+            elapsed_s = time.monotonic() - begun_s
+            if elapsed_s >= FILL_S:
+                return
+            is_quiet = path_use.is_quiet(now_s + elapsed_s)
+            if not is_quiet and now_s - self._filled_s < FILL_BUSY_EVERY_S:
+                return
+            self._fill_next(now_s, begun_s, is_quiet)
+        self._filled_s = now_s
+
+    def _fill_next(self, now_s: float, begun_s: float, is_quiet: bool) -> None:
+        """Bring one extent in, or its begin, where a reader comes who was not there before."""
+        path_use = self._engine.path_use
+        self._filled_s = now_s
+        number = path_use.take_missing()
+        if number is None:
+            return
+        run = self._engine.holdings.cold_range(number)
+        for piece in split_at(*run, FILL_PIECE_BYTES) if run is not None else ():
+            if is_quiet and not path_use.is_quiet(now_s + time.monotonic() - begun_s):
+                path_use.want_resident(number)
+                return
+            self._engine.volume.prefetch(*piece)
 
     # --- capacity ---
 

@@ -9,7 +9,11 @@ import struct
 from pathlib import Path
 
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_storage_server.engines.local.direct.alignment import PAGE_ALIGNMENT, Alignment
+from objectcache_storage_server.engines.local.direct.alignment import (
+    PAGE_ALIGNMENT,
+    Alignment,
+    split_at,
+)
 
 PIECE_BYTES_DEFAULT = 1 * MIB  # where the device does not say what it takes at once
 PIECE_BYTES_MAX = 4 * MIB  # more in one request gains nothing, and must fit a bounce buffer
@@ -18,6 +22,7 @@ _STATX_DIOALIGN = 0x2000  # Linux 6.1
 _STATX_BYTES = 256
 _STATX_DIO_OFFSET = 0x98  # stx_dio_mem_align and stx_dio_offset_align
 _SYNC_FILE_RANGE_WRITE = 2
+_SYNC_FILE_RANGE_WRITE_AND_WAIT = 1 | 2 | 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,15 +62,36 @@ def piece_bytes_max(path: Path) -> int:
     return PIECE_BYTES_DEFAULT
 
 
-def start_write_back(file_descriptor: int, offset_bytes: int, length_bytes: int) -> None:
-    """Ask for the range's dirty pages to be written soon. A hint: what fails, `fdatasync` says.
-
-    Measured for 896 MiB, written and flushed: 0.53 s instead of 0.83 s into fresh space, and no
-    difference into space that was written before.
+def read_ahead(
+    file_descriptor: int, offset_bytes: int, length_bytes: int, piece_bytes: int = 128 * KIB
+) -> None:
+    """Have the page cache begin to read a range; raises `OSError`. A piece is to be no longer than
+    what the device takes in one request, since the kernel leaves out what is beyond that.
     """
+    for begin, length in split_at(offset_bytes, length_bytes, piece_bytes):
+        os.posix_fadvise(file_descriptor, begin, length, os.POSIX_FADV_WILLNEED)
+
+
+def start_write_back(file_descriptor: int, offset_bytes: int, length_bytes: int) -> None:
+    """Ask for the range's dirty pages to be written soon. A hint: what fails, `fdatasync` says."""
     _libc.sync_file_range(
         ctypes.c_int(file_descriptor),
         ctypes.c_int64(offset_bytes),
         ctypes.c_int64(length_bytes),
         ctypes.c_uint(_SYNC_FILE_RANGE_WRITE),
     )
+
+
+def wait_for_write_back(file_descriptor: int, offset_bytes: int, length_bytes: int) -> None:
+    """Return when no page of the range is dirty or being written; a device's own write cache may
+    still have it. Raises `OSError`, and then this descriptor is not told of that error again.
+    """
+    failed = _libc.sync_file_range(
+        ctypes.c_int(file_descriptor),
+        ctypes.c_int64(offset_bytes),
+        ctypes.c_int64(length_bytes),
+        ctypes.c_uint(_SYNC_FILE_RANGE_WRITE_AND_WAIT),
+    )
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -62,8 +62,10 @@ _REMEDIES = {
 class KernelNvmeDevice(NvmeDevice):
     """A namespace behind the kernel's driver, claimed so that nobody mounts it meanwhile."""
 
-    def __init__(self, path: Path, depth: int) -> None:
-        """At most `depth` commands in flight a thread. Raises `Unavailable` with a remedy."""
+    def __init__(self, path: Path, depth: int, block_path: Path | None = None) -> None:
+        """At most `depth` commands in flight a thread. `block_path` is where the namespace's block
+        device is, if not at its usual place. Raises `Unavailable` with a remedy.
+        """
         self.name = str(path)
         self._depth = depth
         self._local = threading.local()
@@ -71,7 +73,8 @@ class KernelNvmeDevice(NvmeDevice):
         with contextlib.ExitStack() as undo, _explained(path):
             undo.callback(self.close)
             name = generic_name(path)
-            self._claim_block_device(Path("/dev") / block_name(name))
+            self.block_path = block_path or Path("/dev") / block_name(name)
+            self._claim_block_device(self.block_path)
             self._file_descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._descriptors.callback(os.close, self._file_descriptor)
             lock_when_idle(self._file_descriptor)

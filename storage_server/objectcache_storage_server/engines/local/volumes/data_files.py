@@ -35,10 +35,12 @@ from objectcache_storage_server.engines.local.direct.batches import (
     Submitter,
     WriteBatch,
 )
+from objectcache_storage_server.engines.local.direct.cached_pages import read_resident
 from objectcache_storage_server.engines.local.direct.in_flight import lock_when_idle
 from objectcache_storage_server.engines.local.direct.kernel_facts import (
     direct_alignment,
     piece_bytes_max,
+    read_ahead,
     start_write_back,
 )
 from objectcache_storage_server.engines.local.direct.threads import (
@@ -57,11 +59,12 @@ from objectcache_storage_server.engines.object_files import sync_folder
 
 SEGMENT_UNIT_BYTES = 4 * MIB  # files are made of whole ones
 FLUSH_THREADS = 8  # a device takes several flushes at once
+WRITE_BACK_BYTES = 1 * MIB  # copied into the page cache before the device is set to work on them
+VECTORS_MAX = 512  # of memory in one call, of which the kernel takes 1024
 _NAME = re.compile(r"\d{6,}")
 _UNFINISHED = ".unfinished"
 _SEGMENT_BYTES = "segment_bytes"
 _HOW_TO_MEND_IT = "write the length in bytes of the data files beside it into it"
-_NOT_FOUND_WITHOUT_WAITING = (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL)
 _READ_WRITE = os.O_RDWR | os.O_CLOEXEC
 
 
@@ -118,6 +121,7 @@ class DataFiles(Volume):
         self._submitter: Submitter | None = None
         self.paths = frozenset({Path.PAGE_CACHE})
         self.device_path = "none: the file system has no direct path"
+        self.cache_path = "that of the file system"
         if self._alignment is not None:
             self._submitter = _open_submitter(direct_io, depth)
             self.paths = frozenset(Path)
@@ -189,9 +193,9 @@ class DataFiles(Volume):
         segment, begin = divmod(transfer.offset_bytes, self.segment_bytes)
         memory = transfer.memory
         if begin + len(memory) <= self.segment_bytes:  # as all are that lie in one extent
-            return _read_resident(self._file(segment).buffered, begin, memory) == len(memory)
+            return read_resident(self._file(segment).buffered, begin, memory) == len(memory)
         return all(
-            _read_resident(file.buffered, offset, part) == len(part)
+            read_resident(file.buffered, offset, part) == len(part)
             for file, offset, part in self._located((transfer,))
         )
 
@@ -200,13 +204,15 @@ class DataFiles(Volume):
             segment, begin = divmod(offset, self.segment_bytes)
             with contextlib.suppress(OSError):  # the file may be gone since the range was read
                 file = self._file(segment)
-                os.posix_fadvise(file.buffered, begin, length, os.POSIX_FADV_WILLNEED)
+                read_ahead(file.buffered, begin, length, self._piece_bytes_max)
+                os.pread(file.buffered, 1, begin + length - 1)  # waits for the last of it
 
     def write(self, transfers: Sequence[Transfer], path: Path) -> None:
         if path is Path.PAGE_CACHE:
+            writes = _CachedWrites()
             for file, offset, memory in self._located(transfers):
-                write_whole(file.buffered, offset, memory)
-                start_write_back(file.buffered, offset, len(memory))
+                writes.add(file.buffered, offset, memory)
+            writes.run()
             return
         batch = WriteBatch(*self._direct_parts())
         for file, offset, memory in self._located(transfers):
@@ -415,19 +421,53 @@ def _open_submitter(direct_io: str, depth: int) -> Submitter:
         return ThreadSubmitter(depth, f"io_uring is not allowed here ({name})")
 
 
+class _CachedWrites:
+    """Writes through the page cache, and has the device begin with what it took while it takes
+    more: pieces of about `WRITE_BACK_BYTES`, or less where what follows does not lie behind them.
+    """
+
+    def __init__(self) -> None:
+        self._file_descriptor = -1
+        self._offset_bytes = 0
+        self._memories: list[memoryview] = []  # of one range of the file
+        self._length_bytes = 0
+
+    def add(self, file_descriptor: int, offset_bytes: int, memory: memoryview) -> None:
+        """Write now or with a later call, at last with `run`. Raises `OSError`."""
+        for begin in range(0, len(memory), WRITE_BACK_BYTES):
+            piece = memory[begin : begin + WRITE_BACK_BYTES]
+            self._add_piece(file_descriptor, offset_bytes + begin, piece)
+
+    def _add_piece(self, file_descriptor: int, offset_bytes: int, piece: memoryview) -> None:
+        behind = (self._file_descriptor, self._offset_bytes + self._length_bytes)
+        is_more = self._length_bytes + len(piece) <= WRITE_BACK_BYTES
+        if (file_descriptor, offset_bytes) != behind or not is_more:
+            self.run()
+            self._file_descriptor, self._offset_bytes = file_descriptor, offset_bytes
+        self._memories.append(piece)
+        self._length_bytes += len(piece)
+        if len(self._memories) == VECTORS_MAX:
+            self.run()
+
+    def run(self) -> None:
+        """Write what was added; raises `OSError`."""
+        memories, self._memories = self._memories, []
+        if not memories:
+            return
+        file_descriptor, offset_bytes = self._file_descriptor, self._offset_bytes
+        length_bytes, self._length_bytes = self._length_bytes, 0
+        done_bytes = os.pwritev(file_descriptor, memories, offset_bytes)
+        for memory in memories:  # a rest, where it was cut short
+            if done_bytes < len(memory):
+                write_whole(file_descriptor, offset_bytes + done_bytes, memory[done_bytes:])
+            offset_bytes += len(memory)
+            done_bytes = max(0, done_bytes - len(memory))
+        start_write_back(file_descriptor, self._offset_bytes, length_bytes)
+
+
 def _read_cached(file_descriptor: int, offset_bytes: int, memory: memoryview) -> int:
     """Fill `memory` through the page cache; returns how many bytes from its begin on were there."""
-    found_bytes = _read_resident(file_descriptor, offset_bytes, memory)
+    found_bytes = read_resident(file_descriptor, offset_bytes, memory)
     if found_bytes < len(memory):
         read_whole(file_descriptor, offset_bytes + found_bytes, memory[found_bytes:])
     return found_bytes
-
-
-def _read_resident(file_descriptor: int, offset_bytes: int, memory: memoryview) -> int:
-    """Fill `memory` as far as the page cache has it from its begin on; returns how far."""
-    try:
-        return os.preadv(file_descriptor, (memory,), offset_bytes, os.RWF_NOWAIT)
-    except OSError as error:
-        if error.errno not in _NOT_FOUND_WITHOUT_WAITING:
-            raise
-        return 0

@@ -1,4 +1,8 @@
-"""A volume in a raw NVMe namespace, which the store owns whole: the direct path only.
+"""A volume in a raw NVMe namespace, which the store owns whole.
+
+The direct path passes commands through to the namespace's character device. The page-cache path is
+its block device, where there is one that can be used; both have the same addresses, and
+`cached_namespace.py` keeps what one has written from being hidden from the other.
 
 The first `HEADER_BYTES` hold the superblock (`nvme_superblock.py`); the volume's address 0 is what
 follows. Segments are all there from the start, the length of the namespace being fixed; one that
@@ -7,6 +11,7 @@ was removed can be added again, and is there again when the volume is next opene
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import threading
@@ -15,11 +20,18 @@ from pathlib import Path as FilePath
 
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import MIB
+from objectcache_storage_server.engines.local.direct.alignment import PAGE_ALIGNMENT
 from objectcache_storage_server.engines.local.direct.batches import (
     Bounce,
     ReadBatch,
     WriteBatch,
     address_of,
+)
+from objectcache_storage_server.engines.local.direct.block_device import BlockDevice
+from objectcache_storage_server.engines.local.direct.nvme_block import (
+    KernelBlockDevice,
+    UnsuitableBlockDevice,
+    check_names,
 )
 from objectcache_storage_server.engines.local.direct.nvme_commands import (
     DEALLOCATE_RANGE_BYTES,
@@ -32,6 +44,7 @@ from objectcache_storage_server.engines.local.direct.nvme_commands import (
 from objectcache_storage_server.engines.local.direct.nvme_device import NvmeDevice
 from objectcache_storage_server.engines.local.direct.nvme_kernel import KernelNvmeDevice
 from objectcache_storage_server.engines.local.direct.nvme_submitter import NvmeSubmitter
+from objectcache_storage_server.engines.local.volumes.cached_namespace import CachedNamespace
 from objectcache_storage_server.engines.local.volumes.nvme_store_id import StoreId
 from objectcache_storage_server.engines.local.volumes.nvme_superblock import (
     HEADER_BYTES,
@@ -50,24 +63,56 @@ from objectcache_storage_server.engines.local.volumes.volume import (
 )
 
 PIECE_BYTES_MAX = 1 * MIB  # of what goes through the bounce buffer at once
+AUTO, OFF = "auto", "off"  # of storage.nvme_block_device
 _NO_FILE = -1  # pieces name a range of the namespace alone
 
 log = logging.getLogger("objectcache.storage_server.engines.local.volumes.nvme_volume")
 
 
 def open_nvme_volume(
-    device_path: FilePath, folder: FilePath, segment_bytes: int, depth: int
+    device_path: FilePath,
+    folder: FilePath,
+    segment_bytes: int,
+    depth: int,
+    block_device: str = "auto",
 ) -> NvmeVolume:
     """The volume in the namespace `device_path` (/dev/ng0n1); `folder` is the store's index folder.
 
+    `block_device` is the same namespace's (/dev/nvme0n1); auto finds it, and does without it where
+    it cannot be used; off does without it.
+
     Raises `Unavailable`, with a remedy, where it cannot be used or is not this store's.
     """
-    device = KernelNvmeDevice(device_path, depth)
+    named = None if block_device in (AUTO, OFF) else FilePath(block_device)
+    if named is not None:
+        _refuse_other(named, device_path)
+    with contextlib.ExitStack() as undo:
+        device = KernelNvmeDevice(device_path, depth, named)
+        undo.callback(device.close)
+        why_none = "storage.nvme_block_device is off"
+        pages: BlockDevice | None = None
+        if block_device != OFF:
+            try:
+                pages = KernelBlockDevice(device.block_path, device_path)
+                undo.callback(pages.close)
+            except UnsuitableBlockDevice as error:
+                why_none = str(error)
+                if named is not None:
+                    raise Unavailable(f"storage.nvme_block_device: {error}") from error
+                log.warning("extents of %s are read directly alone: %s", device_path, error)
+        volume = NvmeVolume(device, folder, segment_bytes, pages, why_none)
+        undo.pop_all()
+        return volume
+
+
+def _refuse_other(named: FilePath, device_path: FilePath) -> None:
+    """Raise `Unavailable` for what is not the block device, before anybody claims it."""
     try:
-        return NvmeVolume(device, folder, segment_bytes)
-    except BaseException:
-        device.close()
-        raise
+        check_names(named, device_path)
+    except UnsuitableBlockDevice as error:
+        raise Unavailable(f"storage.nvme_block_device: {error}") from error
+    except OSError:
+        return  # which of the two it is, and why, is said when it is opened
 
 
 class NvmeVolume(Volume):
@@ -75,15 +120,27 @@ class NvmeVolume(Volume):
 
     gives_segments_back = False  # the namespace is the store's alone
 
-    def __init__(self, device: NvmeDevice, folder: FilePath, segment_bytes: int) -> None:
+    def __init__(
+        self,
+        device: NvmeDevice,
+        folder: FilePath,
+        segment_bytes: int,
+        block_device: BlockDevice | None = None,
+        why_none: str = "no block device was given",
+    ) -> None:
         """Open the namespace, or format one that is blank and the store's first.
 
-        `segment_bytes` counts when it is formatted; after that, what the superblock says. The
-        volume closes `device`, except where the constructor raises. Raises `Unavailable`.
+        `segment_bytes` counts when it is formatted; after that, what the superblock says.
+        `block_device` is the same namespace's; where there is none, `why_none` is for operators.
+        The volume closes both, except where the constructor raises. Raises `Unavailable`.
         """
         assert segment_bytes > 0
         assert segment_bytes % BLOCK_BYTES == 0
         self.paths = frozenset({Path.DIRECT})
+        self.cache_path = f"none: {why_none}"
+        self._cached: CachedNamespace | None = None
+        self._block_device = block_device
+        self._filling = threading.Lock()  # of pages that a write covers in part
         self._device = device
         self._submitter = NvmeSubmitter(device)
         self.device_path = self._submitter.description
@@ -92,6 +149,10 @@ class NvmeVolume(Volume):
         self._is_closed = False
         try:
             superblock = self._claim(StoreId(folder), segment_bytes)
+            if block_device is not None:
+                self._cached = self._checked_cache(block_device)
+                self.paths = frozenset(Path)
+                self.cache_path = block_device.description
         except (RefusedNamespace, ValueError) as error:
             raise Unavailable(f"{device.name} is not used: {error}") from error
         except OSError as error:
@@ -103,7 +164,7 @@ class NvmeVolume(Volume):
     def __repr__(self) -> str:
         return (
             f"<NvmeVolume {len(self._segments)} of {self.segment_bytes} bytes, "
-            f"direct path: {self.device_path}>"
+            f"direct path: {self.device_path}, page cache: {self._cached}>"
         )
 
     # --- space ---
@@ -132,40 +193,88 @@ class NvmeVolume(Volume):
     # --- bytes ---
 
     def read(self, transfers: Sequence[Transfer], path: Path) -> int:
-        assert path is Path.DIRECT, "a namespace has no page cache"
-        batch = ReadBatch(self._submitter, self._submitter.alignment, *self._bounce())
+        found_bytes = 0
+        direct: list[tuple[int, memoryview]] = []
         for offset_bytes, memory in transfers:
             # The controller writes to the address: nobody else would notice.
             assert not memory.readonly
-            if len(memory):
-                batch.add(_NO_FILE, self._located(offset_bytes, len(memory)), memory)
-        batch.run()
-        return 0
+            if not len(memory):
+                continue
+            located = self._located(offset_bytes, len(memory))
+            if path is Path.PAGE_CACHE and self._cache.is_fresh(located, located + len(memory)):
+                found_bytes += self._cache.read(located, memory)
+            else:
+                direct.append((located, memory))
+        self._read_directly(direct)
+        return found_bytes
+
+    def read_resident(self, transfer: Transfer) -> bool:
+        if self._cached is None:
+            return False
+        offset_bytes, memory = transfer
+        return self._cached.read_resident(self._located(offset_bytes, len(memory)), memory)
+
+    def enter_cache(self, offset_bytes: int, length_bytes: int) -> bool:
+        if self._cached is None:
+            return False
+        located = self._located(offset_bytes, length_bytes)
+        return self._cached.enter(located, located + length_bytes)
+
+    def prefetch(self, offset_bytes: int, length_bytes: int) -> None:
+        if self._cached is not None:
+            begin, length = PAGE_ALIGNMENT.covering(offset_bytes, length_bytes)
+            located = self._located(begin, length)
+            self._cached.prefetch(located, located + length)
 
     def write(self, transfers: Sequence[Transfer], path: Path) -> None:
-        assert path is Path.DIRECT, "a namespace has no page cache"
+        located = [
+            (self._located(offset_bytes, len(memory)), memory)
+            for offset_bytes, memory in transfers
+            if len(memory)
+        ]
+        if path is Path.PAGE_CACHE:
+            for begin, memory in located:
+                self._write_cached(begin, memory)
+            return
         batch = WriteBatch(self._submitter, self._submitter.alignment, *self._bounce())
-        for offset_bytes, memory in transfers:
-            if len(memory):
-                batch.add(_NO_FILE, self._located(offset_bytes, len(memory)), memory)
-        batch.run()
+        for begin, memory in located:
+            batch.add(_NO_FILE, begin, memory)
+        if self._cached is None:
+            batch.run()
+            return
+        blocks = [PAGE_ALIGNMENT.covering(begin, len(memory)) for begin, memory in located]
+        with self._cached.passed_by([(begin, begin + length) for begin, length in blocks]):
+            batch.run()
 
     def flush(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Of the whole namespace; nothing where the controller has no volatile write cache."""
         self._check_open()
-        if ranges and self._device.controller.has_write_cache:
+        if not ranges:
+            return
+        located = [
+            (HEADER_BYTES + begin, HEADER_BYTES + begin + length) for begin, length in ranges
+        ]
+        if self._cached is not None and self._cached.flush(located):
+            return
+        if self._device.controller.has_write_cache:
             self._device.run([flush_command(self._device.namespace.nsid)], "NVMe flush")
 
     def drop_cache(self, offset_bytes: int, length_bytes: int) -> None:
-        """Nothing: no page cache holds any of it."""
+        if self._cached is not None:
+            located = self._located(offset_bytes, length_bytes)
+            self._cached.leave(located, located + length_bytes)
 
     def discard(self, offset_bytes: int, length_bytes: int) -> None:
         """Deallocate the whole blocks of the range."""
         begin = -(-offset_bytes // BLOCK_BYTES) * BLOCK_BYTES
         end = (offset_bytes + length_bytes) // BLOCK_BYTES * BLOCK_BYTES
-        if not self._device.controller.has_deallocate or begin >= end or self._is_closed:
+        if begin >= end or self._is_closed:
             return
         located = self._located(begin, end - begin)
+        if self._cached is not None:
+            self._cached.discard(located, located + end - begin)
+        if not self._device.controller.has_deallocate:
+            return
         lba_bytes = self._device.namespace.lba_bytes
         try:
             self._deallocate(lba_range(located, end - begin, lba_bytes))
@@ -175,7 +284,46 @@ class NvmeVolume(Volume):
     def close(self) -> None:
         self._is_closed = True
         self._local = threading.local()
+        if self._block_device is not None:
+            self._block_device.close()
         self._device.close()
+
+    @property
+    def _cache(self) -> CachedNamespace:
+        assert self._cached is not None, "this volume has no page cache"
+        return self._cached
+
+    def _read_directly(self, located: Sequence[tuple[int, memoryview]]) -> None:
+        batch = ReadBatch(self._submitter, self._submitter.alignment, *self._bounce())
+        for begin, memory in located:
+            batch.add(_NO_FILE, begin, memory)
+        if self._cached is not None:
+            self._cached.before_direct_read(
+                [(begin, begin + len(memory)) for begin, memory in located]
+            )
+        batch.run()
+
+    def _write_cached(self, begin: int, memory: memoryview) -> None:
+        """Whole pages as they are. Of a page that it covers in part and that may be old in the
+        cache, the rest comes from the device.
+        """
+        first, length = PAGE_ALIGNMENT.covering(begin, len(memory))
+        if (first, length) == (begin, len(memory)):
+            self._cache.write(begin, memory)
+            return
+        with self._filling:
+            for page in sorted({first, first + length - BLOCK_BYTES}):
+                if not self._cache.is_fresh(page, page + BLOCK_BYTES):
+                    self._fill_page(page, begin, memory)
+            self._cache.write(begin, memory)
+
+    def _fill_page(self, page: int, begin: int, memory: memoryview) -> None:
+        """Write a page whole that `memory`, at `begin`, covers in part."""
+        low, high = max(page, begin), min(page + BLOCK_BYTES, begin + len(memory))
+        block = memoryview(bytearray(BLOCK_BYTES))
+        self._read_directly([(page, block)])
+        block[low - page : high - page] = memory[low - begin : high - begin]
+        self._cache.write(page, block)
 
     def _located(self, offset_bytes: int, length_bytes: int) -> int:
         """Where a range of the volume begins in the namespace."""
@@ -232,6 +380,8 @@ class NvmeVolume(Volume):
         )
         if found is None or claim is Claim.FORMAT:
             found = self._format(store_id, segment_bytes, capacity_bytes)
+        elif not store_id.is_finished:  # it was written, and nobody knows whether it was flushed
+            self._write_superblock(found)
         store_id.finish()
         return found
 
@@ -242,11 +392,22 @@ class NvmeVolume(Volume):
             )
         superblock = Superblock(store_id.begin(), segment_bytes, capacity_bytes)
         log.info("formatting %s", self._device.name)
+        self._write_superblock(superblock)
+        return superblock
+
+    def _write_superblock(self, superblock: Superblock) -> None:
+        """Durably; raises `OSError`."""
         batch = WriteBatch(self._submitter, self._submitter.alignment, *self._bounce())
         batch.add(_NO_FILE, 0, memoryview(superblock.to_bytes()))
         batch.run()
         self.flush([(0, SUPERBLOCK_BYTES)])
-        return superblock
+
+    def _checked_cache(self, block_device: BlockDevice) -> CachedNamespace:
+        """Raises `RefusedNamespace` where the block device is another's, `OSError`."""
+        begin = self._read_namespace(0, SUPERBLOCK_BYTES)
+        if block_device.read_past_cache(0, SUPERBLOCK_BYTES) != begin:
+            raise RefusedNamespace(f"{block_device.name} holds another superblock")
+        return CachedNamespace(block_device, self._device.namespace.capacity_bytes)
 
     def _read_namespace(self, offset_bytes: int, length_bytes: int) -> bytes:
         data = bytearray(length_bytes)

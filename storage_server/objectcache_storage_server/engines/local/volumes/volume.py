@@ -3,6 +3,11 @@
 Every method blocks and may be called from any thread. Ranges are in bytes and lie within what
 `extend` has added; nobody writes to a range that another call reads or writes. `OSError` leaves a
 volume as it is; the engine translates it.
+
+Both paths lead to the same bytes: a read gives what was last written, whichever path either takes.
+Where the page cache does not notice what was written past it, a volume reads directly, also where
+the page cache is asked for, until it is certain that no older page is left (`enter_cache`,
+`prefetch`).
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ class Volume(ABC):
 
     paths: frozenset[Path]  # that this volume has; never empty
     device_path: str  # for operators: how the direct path submits, and why
+    cache_path: str = ""  # for operators: whose page cache it is, or why there is none
     segment_bytes: int  # an extent never crosses a multiple of this
     gives_segments_back: bool  # whether `remove` makes room for anybody else
 
@@ -76,15 +82,27 @@ class Volume(ABC):
         """
         return False
 
+    def enter_cache(self, offset_bytes: int, length_bytes: int) -> bool:
+        """Whether a range that was written, whole blocks, can be read through the page cache from
+        here on. Where it answers false, the range had better stay on the direct path: it is read
+        directly in either case.
+
+        The range may be anybody's by now.
+        """
+        return True
+
     def prefetch(self, offset_bytes: int, length_bytes: int) -> None:  # noqa: B027
-        """Have the page cache read a range, which may go on after the call. Best effort."""
+        """Have the page cache read a range, and return when it has, or sooner. Best effort. The
+        range may be anybody's by now.
+        """
 
     @abstractmethod
     def write(self, transfers: Sequence[Transfer], path: Path) -> None:
         """Write every memory; nothing is durable before `flush`.
 
         On the direct path the last block of a transfer is filled up with zeros, so a transfer
-        begins at a block and what follows it up to the next block must be nobody's.
+        begins at a block and what follows it up to the next block must be nobody's. On the other
+        the device is set to work while more is written, and the bytes are in memory afterwards.
         """
 
     @abstractmethod
@@ -93,12 +111,14 @@ class Volume(ABC):
 
     @abstractmethod
     def drop_cache(self, offset_bytes: int, length_bytes: int) -> None:
-        """Forget what the page cache holds of a flushed range."""
+        """Forget what the page cache holds of a flushed range. Best effort; what a volume could
+        not forget and may be older than the device, it does not read.
+        """
 
     @abstractmethod
     def discard(self, offset_bytes: int, length_bytes: int) -> None:
         """The range holds nothing any more: tell the device (TRIM), where that is worth it. Best
-        effort: raises nothing.
+        effort: raises nothing. What was written to it before is not written to the device after.
         """
 
     @abstractmethod

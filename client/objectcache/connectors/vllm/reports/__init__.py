@@ -1,0 +1,1 @@
+"""What the connector tells the people who run vLLM: lines of its log, and counters."""

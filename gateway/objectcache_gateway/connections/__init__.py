@@ -1,0 +1,1 @@
+"""Clients' connections: how many there may be, and who goes where there are too many."""

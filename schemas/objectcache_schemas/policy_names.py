@@ -1,0 +1,12 @@
+"""The names of what an operator may choose of a schedule, each said once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+PolicyName = Literal[
+    "equal", "kv_prop", "bw_prop", "stall_opt", "calibrated_stall_opt", "stall_dynamic"
+]
+RatesName = Literal["every_epoch", "for_life"]  # how long an assigned rate holds
+EVERY_EPOCH: RatesName = "every_epoch"
+FOR_LIFE: RatesName = "for_life"
