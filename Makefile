@@ -21,7 +21,7 @@ SOAK_SECONDS ?= 3600
 
 # Errors only: what pip warns of is about the machine's own set-up.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-SOURCES := schemas gateway storage_server client tests benchmarks examples
+SOURCES := schemas runtime fabrics gateway storage_server client laboratory operations tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-engines test-rdma check lint types imports pyright clients compare \

@@ -23,7 +23,7 @@ from benchmarks.measure import (
 from benchmarks.prefix import LAYERS, Geometry
 from benchmarks.server import Server
 from objectcache import KvBucket
-from objectcache.replay.kv_bytes import KvBytes
+from objectcache_laboratory.replay.kv_bytes import KvBytes
 
 GROUP = "Until an engine can begin: the first layer of a prefix"
 BUCKET = "first-layer"

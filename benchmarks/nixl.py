@@ -20,8 +20,8 @@ from benchmarks.measure import COPY_BYTES_PER_S_PER_THREAD, Row, Samples, rates
 from benchmarks.nixl_writer import READER, WRITER
 from benchmarks.prefix import Geometry, check_layer, fill_chunks
 from objectcache import Client, FabricTarget, KvBucket
+from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent, library
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.fabric.nixl_agent import MemoryPiece, NixlAgent, library
 from objectcache_schemas.limits import GIB, MIB
 
 GROUP = "Over NIXL, out of the page cache: layerwise, G=16"

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.server_memory import memory_bytes
-from objectcache_schemas.settings import StorageSettings
+from objectcache_runtime.settings import StorageSettings
 from objectcache_storage_server.engines.open import open_local_engine
 
 

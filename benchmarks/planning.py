@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from benchmarks.bench import Bench
 from benchmarks.measure import KEY_PARSE_S, Row, Samples, milliseconds
 from benchmarks.prefix import LAYERS, Geometry
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.engines.base import Placement
 from objectcache_storage_server.plan import Plan, plan_chunks
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache import KvBucket, KvLayout
-from objectcache.replay.kv_bytes import KvBytes
+from objectcache_laboratory.replay.kv_bytes import KvBytes
 from objectcache_schemas.chunk_keys import rolling_keys
 from objectcache_schemas.limits import KIB
 

@@ -19,9 +19,9 @@ from botocore.config import Config
 from benchmarks.storage_socket import StorageSocket
 from objectcache import Client
 from objectcache.channel.credentials_file import read_credentials
+from objectcache_runtime.settings import Settings, load_settings
 from objectcache_schemas.messages import Done, SetPolicy
 from objectcache_schemas.records import BucketPolicy, Verification
-from objectcache_schemas.settings import Settings, load_settings
 
 STOP_TIMEOUT_S = 60.0
 DELETED_AT_ONCE = 1000  # S3's most
@@ -90,7 +90,7 @@ def running_server(
         flags = [word for assignment in given for word in ("--set", assignment)]
         process = subprocess.Popen(
             [
-                *(*within, sys.executable, "-m", "objectcache.cli", "serve"),
+                *(*within, sys.executable, "-m", "objectcache_operations", "serve"),
                 *("--listen", f"{host}:0", *flags),
             ],
             stdout=subprocess.PIPE,

@@ -12,8 +12,8 @@ from benchmarks.measure import Row
 from benchmarks.prefix import Geometry, fill_chunks
 from benchmarks.server import Server
 from objectcache import KvBucket, SharedMemoryTarget
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.settings import StorageSettings
 
 GROUP = "Memory of the storage server"
 SAMPLE_INTERVAL_S = 0.002

@@ -20,7 +20,7 @@ from benchmarks.server import Server
 from benchmarks.storage_socket import StorageSocket
 from benchmarks.warm import CACHED, CACHED_SHOWN
 from objectcache import Client, KvBucket
-from objectcache.replay.kv_bytes import KvBytes
+from objectcache_laboratory.replay.kv_bytes import KvBytes
 from objectcache_schemas.traces import DeliveryTrace, GetTraces, Traces
 
 GROUP = "Where the time until the first layer goes"

@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable, WireError
 from objectcache_schemas.frames import (
     LENGTH,
@@ -19,7 +20,6 @@ from objectcache_schemas.frames import (
 )
 from objectcache_schemas.message import PROTOCOL_VERSION, Message
 from objectcache_schemas.messages import Hello, StorageReply, Welcome
-from objectcache_schemas.settings import Settings
 
 R = TypeVar("R", bound=Message)
 

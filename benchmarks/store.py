@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.page_cache_copy import FileRun
 from benchmarks.prefix import Geometry, check_layer
+from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, Verification
-from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server.connections.target_source import piece_bytes
 from objectcache_storage_server.deliver import Delivery
 from objectcache_storage_server.dispatcher import Dispatcher

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from typer.testing import CliRunner, Result
 
 from objectcache.channel.credentials_file import read_credentials
-from objectcache.cli.app import app
+from objectcache_operations.console.app import app
 from tests.servers import RUN_DIR_PARENT, ServerProcess
 from tests.storage_client import StorageClient
 

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.compare.s3_bucket import REGION, S3Bucket, S3Server
 from benchmarks.compare.store_client import Bytes, Prefix, StoreClient, all_at_once
 from benchmarks.compare.ways import Way, nixl_obj_way
-from objectcache_schemas.fabric.nixl_agent import library
+from objectcache_fabrics.nixl_agent import library
 
 BUCKET = "compare-nixl"
 AGENT = "compare"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from benchmarks.compare.cells import Cell
 from benchmarks.compare.ways import Way
 from benchmarks.prefix import check_layer
-from objectcache.replay.kv_bytes import KvBytes
+from objectcache_laboratory.replay.kv_bytes import KvBytes
 
 Bytes = npt.NDArray[np.uint8]
 PIECE_CHUNKS = 16  # made at a time, so that no second prefix is in memory

@@ -15,9 +15,9 @@ from benchmarks.figures.experiment import Context, Experiment
 from benchmarks.figures.paper_data import NUM_LAYERS, PAPER_ELEMENTS, REQUESTS, PaperRequest
 from benchmarks.figures.plots import grouped_bars, panels
 from benchmarks.prefix import Geometry
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.engines.base import Placement
 from objectcache_storage_server.engines.local.geometry import split_into_extents
 from objectcache_storage_server.plan import plan_chunks, target_fragment_bytes

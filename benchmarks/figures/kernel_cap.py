@@ -21,7 +21,7 @@ from benchmarks.figures.served import CACHED
 from benchmarks.figures.shaped_link import ShapedLink, shaped_link
 from benchmarks.server import Server, running_server
 from benchmarks.storage_socket import StorageSocket
-from objectcache.calibration.measure import Measurement, Stored
+from objectcache_laboratory.calibration.measure import Measurement, Stored
 from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
 

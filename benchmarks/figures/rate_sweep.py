@@ -12,9 +12,15 @@ from benchmarks.figures.paper_data import MARGIN_GBPS, NUM_LAYERS, REQUESTS, Pap
 from benchmarks.figures.plots import COLORS, panels
 from benchmarks.figures.scaled import QUICK_LAYERS
 from benchmarks.figures.served import CACHED
-from objectcache.calibration.geometry import Geometry
-from objectcache.calibration.knee import Knee, Reading, find_stall_knee, find_ttft_knee, stalling
-from objectcache.calibration.measure import Measurement
+from objectcache_laboratory.calibration.geometry import Geometry
+from objectcache_laboratory.calibration.knee import (
+    Knee,
+    Reading,
+    find_stall_knee,
+    find_ttft_knee,
+    stalling,
+)
+from objectcache_laboratory.calibration.measure import Measurement
 from objectcache_schemas.limits import BYTES_PER_GBIT
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from objectcache_gateway.signing.credentials import (
 from objectcache_gateway.start_word import add_start_argument, wait_for_word
 from objectcache_gateway.tls import server_context
 from objectcache_gateway.tracing import open_tracer
+from objectcache_runtime.logs import configure_logging
+from objectcache_runtime.settings import Settings, check_paths, parse_command_line
+from objectcache_runtime.tls import ReloadingContext, keep_reloading
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
-from objectcache_schemas.logs import configure_logging
-from objectcache_schemas.settings import Settings, check_paths, parse_command_line
-from objectcache_schemas.tls import ReloadingContext, keep_reloading
 
 DESCRIPTION = "Run ObjectCache's gateway: S3 and the KV extension over HTTP."
 OTHER_DESCRIPTORS = 64  # listener, event loop, logs, and sockets on their way to the storage server

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from objectcache_gateway.exchange import Exchange
-from objectcache_schemas.logs import log_fields
+from objectcache_runtime.logs import log_fields
 
 logger = logging.getLogger("objectcache.gateway.access")
 

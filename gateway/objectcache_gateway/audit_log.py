@@ -16,7 +16,7 @@ from pathlib import Path
 from objectcache_gateway.audit_file import AuditFile
 from objectcache_gateway.audit_line import AuditEntry, audit_line
 from objectcache_gateway.exchange import Exchange
-from objectcache_schemas.settings import GatewaySettings
+from objectcache_runtime.settings import GatewaySettings
 
 FLUSH_INTERVAL_S = 1.0
 FLUSH_BYTES = 1 << 20  # from which the writer does not wait for its interval

@@ -22,12 +22,12 @@ from aiohttp import web
 from objectcache_gateway.admin.connections import AdminConnection
 from objectcache_gateway.admin.media_types import PROMETHEUS_TEXT
 from objectcache_gateway.server import Gateway
+from objectcache_runtime.logs import log_level, set_log_level
+from objectcache_runtime.socket_paths import check_socket_path
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.logs import log_level, set_log_level
-from objectcache_schemas.socket_paths import check_socket_path
 
 if TYPE_CHECKING:
-    from objectcache_schemas.metric_families import MetricsPage
+    from objectcache_runtime.metric_families import MetricsPage
 
 BODY_BYTES_MAX = 1024
 BACKLOG = 16

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from objectcache_runtime.fair_shares import RESERVED_PART, FairShares
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.fair_shares import RESERVED_PART, FairShares
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.settings import Settings
 
 UNCOUNTED_BYTES_MAX = 64 * KIB  # of one document, as much as any request may have on its way
 

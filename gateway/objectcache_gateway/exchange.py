@@ -27,6 +27,7 @@ from objectcache_gateway.signing.sigv4 import Authenticated
 from objectcache_gateway.staging_memory import StagingMemory
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_gateway.tenant_storage import TenantStorage
+from objectcache_runtime.settings import Settings
 from objectcache_schemas import headers
 from objectcache_schemas.errors import (
     AccessDenied,
@@ -34,7 +35,6 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     Unsupported,
 )
-from objectcache_schemas.settings import Settings
 
 SERVER_NAME = "ObjectCache"
 THREAD_BYTES_MIN = 64 << 10  # smaller pieces are hashed sooner than a thread takes them over

@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Generic, Protocol, TypeVar, cast
 
-from objectcache_schemas.listening import (
+from objectcache_runtime.listening import (
     BACKLOG,
     HostPort,
     adopt_listeners,

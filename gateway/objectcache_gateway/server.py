@@ -49,6 +49,7 @@ from objectcache_gateway.staging_memory import StagingMemory
 from objectcache_gateway.storage_address import storage_address, storage_connections_max
 from objectcache_gateway.storage_connection import StoragePool, without_waiting
 from objectcache_gateway.tracing import RequestTracer
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import (
     Busy,
     ObjectCacheError,
@@ -56,7 +57,6 @@ from objectcache_schemas.errors import (
     Unsupported,
 )
 from objectcache_schemas.messages import Bucket, Health, Object, RequestsTaken
-from objectcache_schemas.settings import Settings
 
 # A connection lives on after an early answer where no more than this of the body is to come.
 REST_KEEPING_BYTES_MAX = 64 << 10

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.handlers.xml_render import PROLOG, XML, error_document
+from objectcache_runtime.settings import GatewaySettings
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.settings import GatewaySettings
 
 COPY_BYTES_PER_S_MIN = 8 * MIB  # of the slowest disk that is worth waiting for
 _WHITE_SPACE = b" "

@@ -19,6 +19,7 @@ from contextlib import aclosing, asynccontextmanager
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.staging_over_fabric import FabricTarget
 from objectcache_gateway.storage_connection import StorageConnection
+from objectcache_runtime.memory_file_holes import has_holes
 from objectcache_schemas.descriptor import Descriptor, MemoryTarget
 from objectcache_schemas.errors import (
     DeliveryFailed,
@@ -27,7 +28,6 @@ from objectcache_schemas.errors import (
     Unsupported,
     WireError,
 )
-from objectcache_schemas.memory_file_holes import has_holes
 from objectcache_schemas.messages import DeliveryEnded, Done, EndLease, LeaseTarget, TargetLeased
 
 SHARED_MEMORY = "shared_memory"  # the transport of targets that are memory files

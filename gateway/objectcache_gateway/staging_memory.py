@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.fair_shares import FairShares
 from objectcache_schemas.limits import KIB
 
 PIECE_BYTES = 256 * KIB  # of one delivery; a local socket gives little more at once

@@ -8,11 +8,11 @@ import socket
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from objectcache_schemas import tls_tunnel
+from objectcache_runtime import tls_tunnel
+from objectcache_runtime.listening import HostPort
+from objectcache_runtime.settings import Settings
+from objectcache_runtime.tls import ReloadingContext, certificate_files, mutual_client_context
 from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
-from objectcache_schemas.listening import HostPort
-from objectcache_schemas.settings import Settings
-from objectcache_schemas.tls import ReloadingContext, certificate_files, mutual_client_context
 
 SOCKET_BUFFER_BYTES = 1 << 20  # lets a data frame leave in one call where the system allows it
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)

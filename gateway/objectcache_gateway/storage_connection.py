@@ -22,6 +22,7 @@ import msgspec
 
 from objectcache_gateway.repetition import is_repeatable
 from objectcache_gateway.storage_address import StorageAddress, UnixAddress
+from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.errors import (
     Busy,
     ObjectCacheError,
@@ -29,7 +30,6 @@ from objectcache_schemas.errors import (
     Unsupported,
     WireError,
 )
-from objectcache_schemas.fair_shares import FairShares
 from objectcache_schemas.frames import (
     DATA_FRAME_BYTES_MAX,
     LENGTH,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from objectcache_runtime.tls import ReloadingContext, certificate_files, https_context
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.tls import ReloadingContext, certificate_files, https_context
 
 
 def server_context(certificate: str, key: str, section: str = "gateway") -> ReloadingContext | None:
     """The context of `section`.tls_certificate and .tls_key; None where neither is set: plain HTTP.
 
-    The caller runs `objectcache_schemas.tls.keep_reloading` beside the server. Raises
+    The caller runs `objectcache_runtime.tls.keep_reloading` beside the server. Raises
     `InvalidRequest` where the files make no valid pair.
     """
     if not certificate:

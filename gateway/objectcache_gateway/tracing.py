@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from objectcache_gateway.exchange import Exchange
-from objectcache_schemas import headers
-from objectcache_schemas.span_export import (
+from objectcache_runtime.span_export import (
     close_provider,
     open_provider,
     parent_context,
     traceparent_of,
 )
+from objectcache_schemas import headers
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

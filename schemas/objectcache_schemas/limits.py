@@ -22,6 +22,8 @@ CONFIGURATION_BYTES_MAX = 256 << 10  # as msgpack; every gateway keeps some, and
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 BYTES_PER_GBIT = 1e9 / 8  # rates in Gbps are 10^9 bits per second
+CAP_GBPS_MIN = 0.001  # 125 KB/s; less would hold deliveries for hours without a word
+CAP_GBPS_MAX = 100_000.0
 
 
 Positive = Annotated[int, Meta(ge=1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 PolicyName = Literal[
     "equal", "kv_prop", "bw_prop", "stall_opt", "calibrated_stall_opt", "stall_dynamic"
@@ -10,3 +10,5 @@ PolicyName = Literal[
 RatesName = Literal["every_epoch", "for_life"]  # how long an assigned rate holds
 EVERY_EPOCH: RatesName = "every_epoch"
 FOR_LIFE: RatesName = "for_life"
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+RATES: tuple[RatesName, ...] = get_args(RatesName)

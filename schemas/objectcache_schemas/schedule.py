@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 
+from objectcache_schemas.limits import CAP_GBPS_MAX
 from objectcache_schemas.message import Message
 from objectcache_schemas.policy_names import EVERY_EPOCH as EVERY_EPOCH
 from objectcache_schemas.policy_names import FOR_LIFE as FOR_LIFE
 from objectcache_schemas.policy_names import PolicyName as PolicyName
 from objectcache_schemas.policy_names import RatesName as RatesName
-from objectcache_schemas.settings import CAP_GBPS_MAX
 
 
 class TenantShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -12,9 +12,9 @@ from typing import Any
 
 import uvloop
 
+from objectcache_runtime.logs import configure_logging
+from objectcache_runtime.settings import Settings, check_paths, parse_command_line
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
-from objectcache_schemas.logs import configure_logging
-from objectcache_schemas.settings import Settings, check_paths, parse_command_line
 from objectcache_storage_server import multipart
 from objectcache_storage_server.accounts import lost_accounts
 from objectcache_storage_server.accounts.account_book import AccountBook

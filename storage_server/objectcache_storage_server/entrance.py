@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from contextlib import asynccontextmanager
 from typing import Any
 
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
 from objectcache_schemas.schedule import TenantShare
-from objectcache_schemas.settings import Settings
 from objectcache_storage_server.connections.sockets import ConnectionEnded
 from objectcache_storage_server.scheduling.admission import Admission, AdmissionLimits, Waiting
 

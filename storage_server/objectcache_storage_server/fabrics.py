@@ -7,11 +7,11 @@ import re
 import threading
 from pathlib import Path
 
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable, Unsupported
 from objectcache_schemas.excerpt import excerpt
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.transports.fabric import Fabric, FabricPeer, StagingMemory
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 

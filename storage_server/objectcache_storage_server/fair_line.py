@@ -15,8 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.fair_shares import FairShares
 from objectcache_storage_server.scheduling.admission import waiting_max as waiting_of_all_max
 
 FULL_RETRY_AFTER_S = 1.0

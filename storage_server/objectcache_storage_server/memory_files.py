@@ -23,9 +23,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from objectcache_runtime.memory_file_holes import has_holes
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.memory_file_holes import has_holes
 
 PIECE_BYTES = 2 * MIB  # mapped between two looks
 

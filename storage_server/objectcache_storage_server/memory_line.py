@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-from objectcache_schemas.fair_shares import FairShares
+from objectcache_runtime.fair_shares import FairShares
 from objectcache_storage_server.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.entrance import Gone
 from objectcache_storage_server.fair_line import Scarce

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from objectcache_runtime.fair_shares import LENT_PER_FREE, RESERVED_PART, FairShares
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.fair_shares import LENT_PER_FREE, RESERVED_PART, FairShares
-from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.fair_line import Scarce
 
 

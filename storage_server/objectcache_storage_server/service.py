@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.messages import Health
 from objectcache_schemas.schedule import ScheduleState, SetSchedule
-from objectcache_schemas.settings import Settings
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.directory import AccountDirectory
 from objectcache_storage_server.accounts.in_flight import InFlight
@@ -48,7 +48,7 @@ from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.tracing.trace_book import TraceBook
 
 if TYPE_CHECKING:
-    from objectcache_schemas.metric_families import MetricsPage
+    from objectcache_runtime.metric_families import MetricsPage
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes.nvme_volume import NvmeVolume
 from objectcache_storage_server.engines.open import open_local_engine

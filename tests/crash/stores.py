@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from objectcache_runtime.settings import Settings, load_settings
 from objectcache_schemas.limits import GIB, KIB, MIB
-from objectcache_schemas.settings import Settings, load_settings
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.local import compactor, upkeep
 from objectcache_storage_server.engines.open import open_engine

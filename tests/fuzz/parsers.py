@@ -27,6 +27,8 @@ from objectcache_gateway.request import (
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.routes import route
 from objectcache_gateway.signing import sigv4
+from objectcache_runtime.listening import HostPort
+from objectcache_runtime.settings import SECTIONS, load_settings
 from objectcache_schemas.accounts import AccountChange
 from objectcache_schemas.descriptor import (
     DeliveryMode,
@@ -38,9 +40,7 @@ from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.frames import FrameError, frame_length
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import BUCKET_TAGS_MAX, Limits
-from objectcache_schemas.listening import HostPort
 from objectcache_schemas.messages import GatewayRequest, Hello, StorageReply
-from objectcache_schemas.settings import SECTIONS, load_settings
 from objectcache_schemas.target_messages import TargetEvent, TargetRequest
 from tests.fuzz.frame_seeds import GATEWAY_KINDS, REPLY_KINDS, TARGET_KINDS, frames
 from tests.fuzz.heads import ACCESS_KEY, NOW_S, SECRET_KEY, head_seeds

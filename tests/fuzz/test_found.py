@@ -12,12 +12,12 @@ from objectcache_gateway.request.addressing import Address
 from objectcache_gateway.request.object_headers import attributes_of
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.server import failure_level
+from objectcache_runtime.listening import HostPort
+from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.listening import HostPort
 from objectcache_schemas.messages import ListObjects
-from objectcache_schemas.settings import load_settings
 from objectcache_storage_server.listing import list_objects
 from tests.fuzz.frame_seeds import encoded
 from tests.fuzz.heads import BUCKET

@@ -15,8 +15,8 @@ from botocore.config import Config
 from typer.testing import CliRunner
 
 from objectcache import Client, Delivery, KvLayout
-from objectcache.cli.app import app
 from objectcache.kv_bucket import KvBucket
+from objectcache_operations.console.app import app
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.schedule import (
     GetSchedule,

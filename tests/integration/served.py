@@ -39,7 +39,7 @@ class Served:
         self._errors_file = (data_dir.parent / f"{data_dir.name}.stderr").open("w+")
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "objectcache.cli", "serve"),
+                *(sys.executable, "-m", "objectcache_operations", "serve"),
                 *("--data-dir", str(data_dir), "--listen", listen, *arguments),
             ],
             stdout=subprocess.PIPE,

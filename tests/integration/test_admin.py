@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from objectcache.cli.app import app
+from objectcache_operations.console.app import app
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.messages import Bucket, GetBucket

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from objectcache.cli.app import app
+from objectcache_operations.console.app import app
 from tests.admin_server import AdminServed
 from tests.certificates import Authority
 
@@ -220,7 +220,7 @@ def test_top_into_a_pipe_prints_whole_lines_at_once_until_nobody_reads(
     served: AdminServed, flags: tuple[str, ...]
 ) -> None:
     where = ("--endpoint", f"unix://{served.socket_path}", "--interval", "0.2", *flags)
-    command = [sys.executable, "-m", "objectcache.cli", "admin", "top", *where]
+    command = [sys.executable, "-m", "objectcache_operations", "admin", "top", *where]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as following:

@@ -17,7 +17,7 @@ import pytest
 from botocore.exceptions import ClientError
 from typer.testing import CliRunner, Result
 
-from objectcache.cli.app import app
+from objectcache_operations.console.app import app
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import MIB

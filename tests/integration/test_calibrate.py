@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from objectcache.calibration.bucket import PREFIX
-from objectcache.calibration.calibrate import PAYLOADS_BYTES, RATE_FACTORS
-from objectcache.cli.app import app
+from objectcache_laboratory.calibration.bucket import PREFIX
+from objectcache_laboratory.calibration.calibrate import PAYLOADS_BYTES, RATE_FACTORS
+from objectcache_operations.console.app import app
 from objectcache_schemas.schedule import GetSchedule, ScheduleState
 from tests.integration.served import own_environment, wait_until
 from tests.s3_clients import s3_client
@@ -96,7 +96,7 @@ def test_an_interrupt_leaves_nothing_behind(
     calibrated: RunningServer, number: signal.Signals
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "objectcache.cli", "calibrate", *flags(calibrated), *ENDLESS],
+        [sys.executable, "-m", "objectcache_operations", "calibrate", *flags(calibrated), *ENDLESS],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=own_environment(),

@@ -19,10 +19,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from objectcache.demo import DemoOptions, run_demo, server_process
-from objectcache.demo.paced_link import paced_link
-from objectcache.demo.server_process import await_ready, started
-from objectcache.reference_engine import ModelConfig
+from objectcache_laboratory.demo import DemoOptions, run_demo, server_process
+from objectcache_laboratory.demo.paced_link import paced_link
+from objectcache_laboratory.demo.server_process import await_ready, started
+from objectcache_laboratory.reference_engine import ModelConfig
 from objectcache_schemas.errors import Unavailable
 
 TIMEOUT_S = 100
@@ -41,7 +41,7 @@ def document(tmp_path: Path) -> Path:
 def demo_command(document: Path, tmp_path: Path, *more: str) -> list[str]:
     flags = ["--document", str(document), "--document-tokens-max", "512", "--answer-tokens", "4"]
     outputs = ["--output-dir", str(tmp_path / "output"), "--json", str(tmp_path / "result.json")]
-    return [sys.executable, "-m", "objectcache.demo", *flags, *outputs, *more]
+    return [sys.executable, "-m", "objectcache_laboratory.demo", *flags, *outputs, *more]
 
 
 def listens(url: str) -> bool:

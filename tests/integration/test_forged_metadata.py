@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError, WireError
-from objectcache_schemas.fabric.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.messages import (
     JoinForClient,
     KvPut,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from objectcache.replay.trace import TraceRequest, read_trace
-from objectcache.replay.workload import (
+from objectcache_laboratory.replay.trace import TraceRequest, read_trace
+from objectcache_laboratory.replay.workload import (
     bucket_name,
     chunk_keys,
     expected_matches,
@@ -66,7 +66,7 @@ def replay(
     json_file = trace.parent / "report.json"
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "objectcache.cli", "bench", "replay"),
+            *(sys.executable, "-m", "objectcache_operations", "bench", "replay"),
             *("--trace", str(trace), "--endpoint", served.endpoint),
             *("--credentials-file", str(served.data_dir / "root-credentials")),
             *("--scale", str(SCALE), "--layers", str(LAYERS), "--seed", str(seed)),
@@ -185,7 +185,7 @@ def test_wrong_flags_are_refused_before_anything_runs(
 ) -> None:
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "objectcache.cli", "bench", "replay"),
+            *(sys.executable, "-m", "objectcache_operations", "bench", "replay"),
             *("--trace", str(trace_of(tmp_path, conversation()))),
             *("--endpoint", "http://127.0.0.1:1", *flags),
         ],
@@ -208,7 +208,7 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, conversation())
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "objectcache.cli", "bench", "replay"),
+            *(sys.executable, "-m", "objectcache_operations", "bench", "replay"),
             *("--trace", str(trace), "--endpoint", "http://127.0.0.1:1"),
         ],
         capture_output=True,

@@ -290,7 +290,7 @@ def activated(directory: Path, listener: socket.socket) -> Served:
     served.process = subprocess.Popen(
         [
             *(sys.executable, "-c", program, str(listener.fileno())),
-            *("-m", "objectcache.cli", "serve", "--data-dir", str(served.data_dir)),
+            *("-m", "objectcache_operations", "serve", "--data-dir", str(served.data_dir)),
             *("--set", "storage.engine=files"),
         ],
         stdout=subprocess.PIPE,

@@ -311,7 +311,7 @@ def test_a_broken_schedule_stops_the_start_with_one_line_that_names_the_file(
         file.write_text(text)
         ended = subprocess.run(
             [
-                *(sys.executable, "-m", "objectcache.cli", "serve"),
+                *(sys.executable, "-m", "objectcache_operations", "serve"),
                 *("--data-dir", str(data_dir), "--listen", "127.0.0.1:0"),
             ],
             capture_output=True,

@@ -177,7 +177,7 @@ def test_a_server_alone_refuses_a_path_that_cannot_be(command: str, tmp_path: Pa
     section = {"storage": "scheduler", "gateway": "gateway"}.get(command, "admin")
     key = {"scheduler": "profiles_dir"}.get(section, "audit_log")
     flags = ("--data-dir", "data", "--set", f"{section}.{key}=file/below")
-    program = [sys.executable, "-m", "objectcache.cli", *command.split(), *flags]
+    program = [sys.executable, "-m", "objectcache_operations", *command.split(), *flags]
     result = subprocess.run(
         program, capture_output=True, text=True, cwd=tmp_path, env=own_environment(), check=False
     )
@@ -198,7 +198,7 @@ def test_the_servers_can_be_started_each_alone(tmp_path: Path) -> None:
 def started_alone(command: str, directory: Path, *flags: str) -> subprocess.Popen[str]:
     """`objectcache storage` or `gateway`, once it is ready; it keeps its pid over the exec."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "objectcache.cli", command, "--data-dir", "data", *flags],
+        [sys.executable, "-m", "objectcache_operations", command, "--data-dir", "data", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -212,7 +212,7 @@ def started_alone(command: str, directory: Path, *flags: str) -> subprocess.Pope
 
 def serve_to_its_end(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`objectcache serve` that is expected to end by itself."""
-    command = [sys.executable, "-m", "objectcache.cli", "serve", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "objectcache_operations", "serve", "--listen", "127.0.0.1:0"]
     return subprocess.run(
         [*command, *arguments],
         capture_output=True,

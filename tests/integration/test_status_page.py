@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import objectcache
-from objectcache.replay.kv_bytes import KvBytes
+from objectcache_laboratory.replay.kv_bytes import KvBytes
 from tests.integration.served import QUIET_SETTINGS, Served, own_environment
 
 LAYOUT = objectcache.KvLayout(
@@ -45,7 +45,7 @@ def admin_url(served: Served) -> str:
 def token_of(served: Served, scope: str) -> str:
     made = subprocess.run(
         [
-            *(sys.executable, "-m", "objectcache.cli", "admin", "token", "create", "page"),
+            *(sys.executable, "-m", "objectcache_operations", "admin", "token", "create", "page"),
             *("--scope", scope, "--data-dir", str(served.data_dir), "--json"),
         ],
         capture_output=True,

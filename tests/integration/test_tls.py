@@ -18,7 +18,7 @@ from botocore.config import Config
 
 import objectcache
 from objectcache.channel.authorities import client_context
-from objectcache.cli.credentials import find_access
+from objectcache_laboratory.access import find_access
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
 from tests.certificates import Authority, Pair, serial_number, serial_number_of
@@ -195,7 +195,14 @@ def test_serve_refuses_to_start_with_a_pair_that_is_none(
         pair.certificate.unlink()
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "objectcache.cli", "serve", "--data-dir", tmp_path / "data"),
+            *(
+                sys.executable,
+                "-m",
+                "objectcache_operations",
+                "serve",
+                "--data-dir",
+                tmp_path / "data",
+            ),
             *("--listen", "127.0.0.1:0", "--set", "storage.engine=memory"),
             *("--set", f"gateway.tls_certificate={pair.certificate}"),
             *("--set", f"gateway.tls_key={pair.key}"),

@@ -70,7 +70,7 @@ def admin_api(
 def admin_trace(server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:
     where = ["--data-dir", str(server.data_dir), "--set", f"server.run_dir={server.run_dir}"]
     return subprocess.run(
-        [sys.executable, "-m", "objectcache.cli", "admin", "trace", *arguments, *where],
+        [sys.executable, "-m", "objectcache_operations", "admin", "trace", *arguments, *where],
         capture_output=True,
         text=True,
         timeout=BOUND_S,

@@ -17,7 +17,7 @@ COLUMNS = "name,bytes_per_layer,compute_window_s,num_layers"
 
 def schedule(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "objectcache.cli", "schedule", *arguments],
+        [sys.executable, "-m", "objectcache_operations", "schedule", *arguments],
         capture_output=True,
         text=True,
         env=own_environment(),

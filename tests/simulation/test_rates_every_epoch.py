@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.schedule import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName, TenantShare
-from objectcache_schemas.settings import Settings
 from objectcache_storage_server.scheduling.admission import AdmissionLimits
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.policies import RATE_POLICIES

@@ -533,7 +533,7 @@ def test_a_broken_mix_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_the_command_of_the_client_runs_it() -> None:
     flags = ["--cap-gbps", "50", "--requests", "5", "--json", "--policy", "stall_dynamic"]
     done = subprocess.run(
-        [sys.executable, "-m", "objectcache.cli", "simulate", *flags],
+        [sys.executable, "-m", "objectcache_operations", "simulate", *flags],
         capture_output=True,
         text=True,
         timeout=60,

@@ -21,7 +21,7 @@ from botocore.exceptions import ClientError
 
 import objectcache
 from objectcache.errors import Busy, NotFound
-from objectcache.replay.kv_bytes import KvBytes
+from objectcache_laboratory.replay.kv_bytes import KvBytes
 from tests.processes_http import ask
 
 LAYOUT = objectcache.KvLayout(

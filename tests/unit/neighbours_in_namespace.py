@@ -10,9 +10,9 @@ import subprocess
 import sys
 from ipaddress import ip_address
 
+from objectcache_fabrics.neighbours import find_neighbour
+from objectcache_fabrics.routes import is_routed
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.fabric.neighbours import find_neighbour
-from objectcache_schemas.fabric.routes import is_routed
 
 # Without accept_dad the interface's own address over IPv6, which asks for others, is there at once.
 NEAR = """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.accounts import (
     Access,
     AccessKey,
@@ -27,7 +28,6 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     Unavailable,
 )
-from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server.accounts import account_book, lost_accounts, private_files
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.master_key import (

@@ -22,21 +22,23 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from objectcache.cli.admin import api_client, fsck
-from objectcache.cli.admin.amounts import (
+from objectcache_gateway.admin.__main__ import make_server
+from objectcache_gateway.signing.credentials import RootCredentials
+from objectcache_gateway.storage_address import storage_address
+from objectcache_operations.admin import api_client
+from objectcache_operations.admin.api_client import ApiClient
+from objectcache_operations.admin.command import local_access
+from objectcache_operations.admin.status.status_view import status_view
+from objectcache_operations.admin.storage import fsck
+from objectcache_operations.console.app import app
+from objectcache_runtime.amounts import (
     parse_size_bytes,
     parse_time_s,
     share_text,
     size_text,
     time_text,
 )
-from objectcache.cli.admin.api_client import ApiClient
-from objectcache.cli.admin.command import local_access
-from objectcache.cli.admin.status_view import status_view
-from objectcache.cli.app import app
-from objectcache_gateway.admin.__main__ import make_server
-from objectcache_gateway.signing.credentials import RootCredentials
-from objectcache_gateway.storage_address import storage_address
+from objectcache_runtime.settings import Settings, load_settings
 from objectcache_schemas.admin_api import HealthReply
 from objectcache_schemas.engine_status import (
     CheckEnded,
@@ -52,7 +54,6 @@ from objectcache_schemas.limits import GIB, KIB, MIB
 from objectcache_schemas.message import Message
 from objectcache_schemas.messages import GetHealth, Health, SetPolicy
 from objectcache_schemas.records import BucketPolicy, Durability, Verification
-from objectcache_schemas.settings import Settings, load_settings
 from objectcache_storage_server.connections import checks
 from objectcache_storage_server.connections.server import StorageServer
 from objectcache_storage_server.engines.memory import MemoryEngine

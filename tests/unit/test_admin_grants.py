@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache.cli.admin.documents import full_document
-from objectcache.cli.admin.grants import grant_of, grant_text, grants_text
-from objectcache.cli.admin.quotas import QuotaFlags, counted_text, quota_change, used_text
-from objectcache.cli.admin.top_view import achieved_rates
 from objectcache_gateway.admin.keys import changed_key, key_view, make_pair, pair_of
 from objectcache_gateway.admin.routes import changed, page_of
 from objectcache_gateway.admin.usage import bucket_usage, user_usage
 from objectcache_gateway.admin.users import merged, without_access
+from objectcache_operations.admin.accounts.grants import grant_of, grant_text, grants_text
+from objectcache_operations.admin.accounts.quotas import (
+    QuotaFlags,
+    counted_text,
+    quota_change,
+    used_text,
+)
+from objectcache_operations.admin.documents import full_document
+from objectcache_operations.admin.status.top_view import achieved_rates
 from objectcache_schemas.accounts import ACCESS_KEY_PATTERN, Access, Grant, User
 from objectcache_schemas.admin_api import (
     DeliveriesReply,

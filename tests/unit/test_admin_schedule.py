@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from objectcache.cli.admin.amounts import (
+from objectcache_operations.admin.schedule.schedule_view import schedule_view
+from objectcache_operations.console.app import app
+from objectcache_runtime.amounts import (
     duration_text,
     gbps_text,
     parse_duration_s,
     parse_rate_gbps,
 )
-from objectcache.cli.admin.schedule_view import schedule_view
-from objectcache.cli.app import app
+from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.schedule import (
@@ -33,7 +34,6 @@ from objectcache_schemas.schedule import (
     ScheduleState,
     TenantShare,
 )
-from objectcache_schemas.settings import load_settings
 from tests.storage_client import StorageClient
 from tests.unit.test_admin_cli import OperatedEngine, ServerThread, admin, document
 

@@ -15,8 +15,8 @@ from objectcache_gateway.admin.__main__ import (
     main,
     warn_of_plain_text,
 )
+from objectcache_runtime.settings import Settings, load_settings
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.settings import Settings, load_settings
 
 
 def settings_of(*assignments: str) -> Settings:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from objectcache.cli.admin.amounts import parse_lifetime_s
-from objectcache.cli.admin.grants import access_of, grant_of
-from objectcache.cli.admin.quotas import QuotaFlags, quota_change, quota_lines
 from objectcache_gateway.admin.api import ROUTES
 from objectcache_gateway.request.routes import UNCONFIGURED, Operation, s3_name
+from objectcache_operations.admin.accounts.grants import access_of, grant_of
+from objectcache_operations.admin.accounts.quotas import QuotaFlags, quota_change, quota_lines
+from objectcache_runtime.amounts import parse_lifetime_s
+from objectcache_runtime.settings import load_settings
 from objectcache_schemas.accounts import Access
 from objectcache_schemas.admin_api import SCOPE_ADMIN, SCOPE_READ, SCOPES
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.records import Quota
-from objectcache_schemas.settings import load_settings
 
 
 def test_counts_are_shown_in_full() -> None:

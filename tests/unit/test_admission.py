@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.fair_shares import FairShares
 from objectcache_schemas.schedule import TenantShare
 from objectcache_storage_server.scheduling.admission import (
     DURATION_UNKNOWN_S,

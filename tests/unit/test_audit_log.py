@@ -9,7 +9,7 @@ import pytest
 
 from objectcache_gateway.audit_file import AuditFile
 from objectcache_gateway.audit_log import WAITING_BYTES_MAX, AuditLog, open_audit_log
-from objectcache_schemas.settings import GatewaySettings
+from objectcache_runtime.settings import GatewaySettings
 
 LINE = b"x" * ((1 << 20) - 1) + b"\n"
 

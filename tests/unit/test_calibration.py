@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from objectcache.calibration.calibrate import (
+from objectcache_laboratory.calibration.calibrate import (
     RATE_FACTORS,
     Calibration,
     Curve,
     expected_s,
 )
-from objectcache.calibration.curve_svg import curves_svg
-from objectcache.calibration.emulated_gpu import prefill
-from objectcache.calibration.geometry import (
+from objectcache_laboratory.calibration.curve_svg import curves_svg
+from objectcache_laboratory.calibration.emulated_gpu import prefill
+from objectcache_laboratory.calibration.geometry import (
     DEFAULT_GEOMETRIES,
     DEFAULT_SCALE,
     GEOMETRIES_MAX,
@@ -32,7 +32,7 @@ from objectcache.calibration.geometry import (
     parse_geometries,
     parse_geometry,
 )
-from objectcache.calibration.knee import (
+from objectcache_laboratory.calibration.knee import (
     TOLERANCE,
     Reading,
     Sample,
@@ -42,10 +42,15 @@ from objectcache.calibration.knee import (
     plateau_rate,
     stalling,
 )
-from objectcache.calibration.report import bar, document, report
-from objectcache.calibration.threshold import ModeReading, Threshold, find_threshold
-from objectcache.cli.admin.amounts import gbps_text
-from objectcache.cli.calibrate import default_credentials, geometries_of, scale_of, settings_of
+from objectcache_laboratory.calibration.report import bar, document, report
+from objectcache_laboratory.calibration.threshold import ModeReading, Threshold, find_threshold
+from objectcache_operations.console.calibrate import (
+    default_credentials,
+    geometries_of,
+    scale_of,
+    settings_of,
+)
+from objectcache_runtime.amounts import gbps_text
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT
 from tests.unit.test_compute_profiles import TABLE_A8

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from objectcache.channel.credentials_file import read_credentials
-from objectcache.cli import processes
-from objectcache.cli.app import app
-from objectcache.cli.credentials import find_access
-from objectcache.cli.settings_table import settings_document
+from objectcache_laboratory.access import find_access
+from objectcache_operations.console.app import app
+from objectcache_operations.console.settings_table import settings_document
+from objectcache_operations.supervisor import processes
 from objectcache_schemas.errors import InvalidRequest
 
 RUNNER = CliRunner()
@@ -28,10 +28,10 @@ METADATA = [
 
 
 def run_module(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """`python -m objectcache.cli` without any of our variables."""
+    """`python -m objectcache_operations` without any of our variables."""
     environment = {name: text for name, text in os.environ.items() if "OBJECTCACHE" not in name}
     return subprocess.run(
-        [sys.executable, "-m", "objectcache.cli", *arguments],
+        [sys.executable, "-m", "objectcache_operations", *arguments],
         capture_output=True,
         text=True,
         cwd=directory,
@@ -50,9 +50,10 @@ def test_help_names_every_command() -> None:
 
 def test_help_imports_neither_a_server_nor_what_commands_need(tmp_path: Path) -> None:
     program = (
-        "import sys; from typer.testing import CliRunner; from objectcache.cli.app import app;"
+        "import sys; from typer.testing import CliRunner;"
+        "from objectcache_operations.console.app import app;"
         "assert CliRunner().invoke(app, ['--help']).exit_code == 0;"
-        "print([name for name in ('aiohttp', 'uvloop', 'botocore', 'objectcache.replay',"
+        "print([name for name in ('aiohttp', 'uvloop', 'botocore', 'objectcache_laboratory.replay',"
         " 'objectcache_gateway', 'objectcache_storage_server') if name in sys.modules])"
     )
     result = subprocess.run(

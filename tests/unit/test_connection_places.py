@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from objectcache.cli.admin.state import process_lines
 from objectcache_gateway.admin.processes import gateway_states
 from objectcache_gateway.connections.crowding import INTERVAL_S, TROUBLE_MIN, Crowding
 from objectcache_gateway.connections.places import ConnectionPlaces
 from objectcache_gateway.connections.request_places import RequestPlaces
+from objectcache_operations.admin.storage.state import process_lines
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
 
 # --- connections ---------------------------------------------------------------------------------

@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_runtime.settings import (
+    SchedulerSettings,
+    ServerSettings,
+    Settings,
+    StorageSettings,
+)
 from objectcache_schemas.errors import Busy, InvalidRequest, NotFound, ObjectCacheError
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.messages import (
@@ -18,12 +24,6 @@ from objectcache_schemas.messages import (
     Upload,
 )
 from objectcache_schemas.records import BucketInfo, ObjectAttributes
-from objectcache_schemas.settings import (
-    SchedulerSettings,
-    ServerSettings,
-    Settings,
-    StorageSettings,
-)
 from objectcache_storage_server import multipart
 from objectcache_storage_server.connections.copies import complete, copy_object, copy_part
 from objectcache_storage_server.connections.uploads import answer_upload, count_part, count_uploads

@@ -13,12 +13,12 @@ from objectcache_gateway.signing.credentials import (
     RootCredentials,
     load_or_create_root,
 )
-from objectcache_schemas.errors import AccessDenied, InvalidRequest
-from objectcache_schemas.root_key import (
+from objectcache_runtime.root_key import (
     ROOT_ACCESS_KEY_VARIABLE,
     ROOT_CREDENTIALS_FILE,
     ROOT_SECRET_KEY_VARIABLE,
 )
+from objectcache_schemas.errors import AccessDenied, InvalidRequest
 
 GIVEN = {ROOT_ACCESS_KEY_VARIABLE: "admin", ROOT_SECRET_KEY_VARIABLE: "correct-horse"}
 

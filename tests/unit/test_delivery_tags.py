@@ -10,8 +10,8 @@ import pytest
 from objectcache.memory.session_wire import SocketWire
 from objectcache.memory.tags import Tags
 from objectcache.memory.target_session import TargetSession
+from objectcache_fabrics.verbs_address import TAG_END, Announcement
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.fabric.verbs_address import TAG_END, Announcement
 from objectcache_schemas.target_messages import LayersReady
 
 DEADLINE_S = 20.0

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from objectcache import KvBucket, KvLayout
-from objectcache.demo.conversation import Conversation, FetchPath
-from objectcache.demo.results import SAME_HOST, DemoResult
-from objectcache.reference_engine import ModelConfig, ReferenceEngine
+from objectcache_laboratory.demo.conversation import Conversation, FetchPath
+from objectcache_laboratory.demo.results import SAME_HOST, DemoResult
+from objectcache_laboratory.reference_engine import ModelConfig, ReferenceEngine
 
 MODEL = ModelConfig(num_layers=2, hidden=32, n_heads=4, n_kv_heads=2, head_dim=8, mlp_hidden=48)
 CHUNK_TOKENS = 8

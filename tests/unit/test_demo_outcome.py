@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from objectcache.demo.options import DemoOptions, parse_options
-from objectcache.demo.report import verdict
-from objectcache.demo.results import (
+from objectcache_laboratory.demo.options import DemoOptions, parse_options
+from objectcache_laboratory.demo.report import verdict
+from objectcache_laboratory.demo.results import (
     SAME_HOST,
     DemoResult,
     LayerEvents,
@@ -17,10 +17,10 @@ from objectcache.demo.results import (
     TurnMeasurement,
     best_reuse,
 )
-from objectcache.demo.timeline_svg import arrival_bars, timeline_svg
-from objectcache.demo.timeline_text import timeline_rows
-from objectcache.drawing.axis import ticks
-from objectcache.reference_engine import ModelConfig
+from objectcache_laboratory.demo.timeline_svg import arrival_bars, timeline_svg
+from objectcache_laboratory.demo.timeline_text import timeline_rows
+from objectcache_laboratory.drawing.axis import ticks
+from objectcache_laboratory.reference_engine import ModelConfig
 from objectcache_schemas.errors import InvalidRequest
 
 LAYERWISE = ReuseMeasurement(

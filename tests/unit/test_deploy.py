@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_schemas.settings import SECTIONS, setting_fields
+from objectcache_runtime.settings import SECTIONS, setting_fields
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

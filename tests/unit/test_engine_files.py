@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_runtime.settings import Settings, load_settings
 from objectcache_schemas.errors import (
     Busy,
     DamagedData,
@@ -23,7 +24,6 @@ from objectcache_schemas.errors import (
 )
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import Condition
-from objectcache_schemas.settings import Settings, load_settings
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.files import FilesEngine
 from objectcache_storage_server.engines.memory import MemoryEngine

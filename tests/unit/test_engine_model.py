@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
@@ -26,7 +27,6 @@ from objectcache_schemas.records import (
     Durability,
     ObjectAttributes,
 )
-from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.engines.base import Engine, OpenObjects, PrefixShape, StagedPut
 from objectcache_storage_server.engines.files import FilesEngine
 from objectcache_storage_server.engines.local import upkeep

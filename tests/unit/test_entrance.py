@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from objectcache_runtime.settings import SchedulerSettings, Settings, StorageSettings
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.schedule import TenantShare
-from objectcache_schemas.settings import SchedulerSettings, Settings, StorageSettings
 from objectcache_storage_server.connections.sockets import ConnectionEnded
 from objectcache_storage_server.entrance import Entrance
 

@@ -14,9 +14,9 @@ import pytest
 
 from objectcache_gateway.staging_over_fabric import FabricTarget
 from objectcache_gateway.storage_connection import StorageConnection
+from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, NotFound, ObjectCacheError
 from objectcache_schemas.messages import DeliveryEnded, EndLease, LeaseTarget, TargetLeased
-from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.target_messages import DeliveryFailure
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket

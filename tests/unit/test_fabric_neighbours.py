@@ -14,9 +14,9 @@ from ipaddress import IPv4Address
 
 import pytest
 
+from objectcache_fabrics import neighbours
+from objectcache_fabrics.routes import NextHop
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.fabric import neighbours
-from objectcache_schemas.fabric.routes import NextHop
 
 ENTER = ("unshare", "--user", "--map-root-user", "--net")
 PROGRAM = "tests.unit.neighbours_in_namespace"

@@ -14,6 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectcache_runtime.settings import (
+    SchedulerSettings,
+    ServerSettings,
+    Settings,
+    StorageSettings,
+)
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import (
     Busy,
@@ -28,12 +34,6 @@ from objectcache_schemas.errors import (
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.messages import KvPut, KvStored, StorageReply
 from objectcache_schemas.records import BucketInfo
-from objectcache_schemas.settings import (
-    SchedulerSettings,
-    ServerSettings,
-    Settings,
-    StorageSettings,
-)
 from objectcache_storage_server.connections import fabric_source
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.fabric_source import staged_piece_bytes

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import (
     AccessDenied,
     InvalidRequest,
@@ -16,7 +17,6 @@ from objectcache_schemas.errors import (
     Unsupported,
 )
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.fabrics import Fabrics, check_nixl_devices, check_transport
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.fair_shares import FairShares
 from objectcache_storage_server.fair_line import PASSED_MAX, Counted, FairLine, Turn
 
 TENANTS = "abcd"

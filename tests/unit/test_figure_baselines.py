@@ -16,8 +16,8 @@ from benchmarks.figures.overlap import OverlapExperiment, overlap_rows, required
 from benchmarks.figures.paper_gpus import LLAMA, PREFILLS
 from benchmarks.figures.plots import save, state_conditions
 from benchmarks.prefix import Geometry
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.limits import GIB, KIB
-from objectcache_schemas.settings import StorageSettings
 
 NETWORKS = re.compile(r"\b(s3\w*|rdma|verbs|roce\w*)\b")
 

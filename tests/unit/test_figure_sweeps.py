@@ -22,7 +22,7 @@ from benchmarks.figures.paper_data import REQUESTS
 from benchmarks.figures.rate_sweep import FACTORS, rows_of, scaled
 from benchmarks.figures.shaped_link import PREFIX, shaped_link, stale
 from benchmarks.prefix import Geometry
-from objectcache.calibration.knee import Reading, Sample
+from objectcache_laboratory.calibration.knee import Reading, Sample
 from objectcache_schemas.limits import MIB
 
 

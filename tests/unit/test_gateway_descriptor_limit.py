@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from objectcache_gateway.__main__ import OTHER_DESCRIPTORS, connections_that_fit
-from objectcache_schemas.settings import GatewaySettings, Settings, StorageSettings
+from objectcache_runtime.settings import GatewaySettings, Settings, StorageSettings
 
 SETTINGS = Settings(
     gateway=GatewaySettings(connections_max=100, storage_connections_max=20),

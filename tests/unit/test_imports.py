@@ -35,7 +35,7 @@ BY_ENTRY_POINT = {
         "objectcache_gateway.admin.api",
         "objectcache_gateway.admin.routes",
         "objectcache_schemas.chunk_keys",
-        "objectcache_schemas.metric_families",
+        "objectcache_runtime.metric_families",
     ),
     "objectcache_gateway.admin": (
         "awscrt",
@@ -51,7 +51,7 @@ BY_ENTRY_POINT = {
         "awscrt",
         "cryptography.x509",
         "objectcache_schemas.chunk_keys",
-        "objectcache_schemas.metric_families",
+        "objectcache_runtime.metric_families",
         "objectcache_storage_server.engines.files",
         "objectcache_storage_server.engines.local.volumes.nvme_volume",
         "objectcache_storage_server.engines.memory",
@@ -61,13 +61,13 @@ BY_ENTRY_POINT = {
         "objectcache_storage_server.transports.verbs",
         "objectcache_storage_server.what_if",
     ),
-    "objectcache.cli": (
+    "objectcache_operations": (
         "aiohttp",
         "awscrt",
         "cryptography",
         "numpy",
         "objectcache.async_client",
-        "objectcache.cli.admin.app",
+        "objectcache_operations.admin.app",
         "objectcache.client",
         "objectcache_gateway",
         "objectcache_storage_server",
@@ -79,7 +79,7 @@ ITS_PURPOSE = {"objectcache_gateway.admin": ("prometheus_client",)}  # it merges
 
 def loaded_until_ready(module: str, directory: Path) -> set[str]:
     """Names of the modules that `python -m module` imports before it says that it is ready."""
-    command = ["serve"] if module == "objectcache.cli" else []
+    command = ["serve"] if module == "objectcache_operations" else []
     settings = ["--data-dir", str(directory / "data")]
     for assignment in ("gateway.listen=127.0.0.1:0", "storage.capacity_bytes=67108864"):
         settings += ["--set", assignment]
@@ -111,7 +111,7 @@ def is_within(name: str, packages: tuple[str, ...]) -> bool:
 def test_a_process_loads_only_what_it_uses(module: str, tmp_path: Path) -> None:
     loaded = loaded_until_ready(module, tmp_path)
     assert "asyncio" in loaded
-    assert "objectcache_schemas.settings" in loaded
+    assert "objectcache_runtime.settings" in loaded
     unwanted = (*BY_ENTRY_POINT[module], *NOBODYS)
     allowed = ITS_PURPOSE.get(module, ())
     found = {name for name in loaded if is_within(name, unwanted) and not is_within(name, allowed)}

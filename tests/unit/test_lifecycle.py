@@ -234,7 +234,7 @@ def test_a_sweeper_sweeps_at_its_start_and_again_and_ends_at_once(
 
 
 def test_the_settings_of_lifecycles_are_an_hour_and_a_day(tmp_path: Path) -> None:
-    from objectcache_schemas.settings import parse_command_line
+    from objectcache_runtime.settings import parse_command_line
 
     arguments = ["--data-dir", str(tmp_path)]
     settings, _ = parse_command_line("test", "test", arguments, {})

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from objectcache_gateway.listening import Acceptor, find_listeners
-from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.listening import (
+from objectcache_runtime.listening import (
     HostPort,
     adopt_listeners,
     open_listeners,
     passed_descriptors,
     port_of,
 )
+from objectcache_schemas.errors import InvalidRequest, Unavailable
 from tests.certificates import Authority
 
 

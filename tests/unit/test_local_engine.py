@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import BucketPolicy, Condition, Durability, Verification
-from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import InvalidRequest, StorageFull, Unavailable
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import ObjectAttributes
-from objectcache_schemas.settings import load_settings
 from objectcache_storage_server.engines.base import StagedPut
 from objectcache_storage_server.engines.local.compactor import Compactor
 from objectcache_storage_server.engines.local.engine import LocalEngine

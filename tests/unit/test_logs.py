@@ -10,8 +10,7 @@ from types import TracebackType
 
 import pytest
 
-from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.logs import (
+from objectcache_runtime.logs import (
     LINE_BYTES_MAX,
     TEXT_LENGTH_MAX,
     JsonLines,
@@ -22,6 +21,7 @@ from objectcache_schemas.logs import (
     set_log_level,
     utc_time,
 )
+from objectcache_schemas.errors import InvalidRequest
 
 Raised = tuple[type[BaseException], BaseException, TracebackType | None]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from objectcache_runtime.settings import SchedulerSettings, ServerSettings, Settings
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.frames import encode_frame
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.messages import ObjectOpened, OpenObject, SendBody
-from objectcache_schemas.settings import SchedulerSettings, ServerSettings, Settings
 from objectcache_storage_server.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.connections.body_gets import body_wish
 from objectcache_storage_server.connections.conversation import Conversation

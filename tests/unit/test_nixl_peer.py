@@ -18,13 +18,13 @@ import pytest
 from objectcache.memory import nixl_endpoint
 from objectcache.memory.fabric_session import DeviceMemory
 from objectcache.memory.nixl_endpoint import NixlEndpoint
+from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.errors import (
     DeliveryFailed,
     InvalidRequest,
     ObjectCacheError,
     Unavailable,
 )
-from objectcache_schemas.fabric.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.target_messages import LayersReady, RegisterRemoteTarget
 from objectcache_storage_server.transports import nixl
 from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
@@ -470,7 +470,7 @@ def test_an_answer_that_makes_no_sense_opens_nothing() -> None:
 def test_a_process_that_used_an_agent_ends_well() -> None:
     """The host's RDMA drivers and the wheel bring a netlink library each."""
     source = (
-        "from objectcache_schemas.fabric.nixl_agent import NixlAgent\n"
+        "from objectcache_fabrics.nixl_agent import NixlAgent\n"
         "NixlAgent('alone', 'lo', '').close()\n"
     )
     done = subprocess.run([sys.executable, "-c", source], check=False, timeout=60)
@@ -483,7 +483,7 @@ def test_a_process_that_used_an_agent_ends_well() -> None:
 def test_ucx_logs_nothing_unless_its_settings_ask_for_it(ucx_settings: str, is_said: bool) -> None:
     """Its errors name addresses and keys of peers."""
     source = (
-        "from objectcache_schemas.fabric.nixl_agent import NixlAgent\n"
+        "from objectcache_fabrics.nixl_agent import NixlAgent\n"
         f"NixlAgent('alone', 'lo', {ucx_settings!r})\n"
     )
     environment = {name: value for name, value in os.environ.items() if "UCX" not in name}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB, KIB, MIB
-from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.put_slots import PutSlots
 
 

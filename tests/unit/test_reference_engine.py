@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from objectcache.reference_engine import (
+from objectcache_laboratory.reference_engine import (
     KvCache,
     LocalKv,
     ModelConfig,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from objectcache.reference_engine import (
+from objectcache_laboratory.reference_engine import (
     RECOMPUTATION_TOLERANCE,
     LocalKv,
     ModelConfig,
@@ -17,7 +17,7 @@ from objectcache.reference_engine import (
     relative_difference,
     to_chunks,
 )
-from objectcache.reference_engine.weights import LayerWeights, random_weights
+from objectcache_laboratory.reference_engine.weights import LayerWeights, random_weights
 
 TINY = ModelConfig(
     num_layers=3, hidden=24, n_heads=6, n_kv_heads=2, head_dim=8, mlp_hidden=40, seed=7
@@ -190,8 +190,8 @@ def test_attention_in_many_blocks_agrees_with_attention_in_one(
 ) -> None:
     tokens = random_tokens(100)
     expected = engine.prefill(tokens).logits
-    monkeypatch.setattr("objectcache.reference_engine.attention.QUERY_BLOCK_MAX", 7)
-    monkeypatch.setattr("objectcache.reference_engine.attention.QUERY_BLOCK_MIN", 1)
+    monkeypatch.setattr("objectcache_laboratory.reference_engine.attention.QUERY_BLOCK_MAX", 7)
+    monkeypatch.setattr("objectcache_laboratory.reference_engine.attention.QUERY_BLOCK_MIN", 1)
     assert relative_difference(engine.prefill(tokens).logits, expected) < RECOMPUTATION_TOLERANCE
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from objectcache.replay.kv_bytes import KvBytes, slice_words
+from objectcache_laboratory.replay.kv_bytes import KvBytes, slice_words
 from objectcache_schemas.chunk_keys import rolling_keys
 from objectcache_schemas.layout import KvLayout
 

@@ -6,11 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import pytest
 
-from objectcache.replay.kv_bytes import Bytes
-from objectcache.replay.report import report_table, spread, summarise
-from objectcache.replay.run import Outcome, Replay, due_after_s, replay_all
-from objectcache.replay.trace import TraceRequest
-from objectcache.replay.workload import expected_matches, replay_layout
+from objectcache_laboratory.replay.kv_bytes import Bytes
+from objectcache_laboratory.replay.report import report_table, spread, summarise
+from objectcache_laboratory.replay.run import Outcome, Replay, due_after_s, replay_all
+from objectcache_laboratory.replay.trace import TraceRequest
+from objectcache_laboratory.replay.workload import expected_matches, replay_layout
 from objectcache_schemas.errors import Busy
 
 LAYOUT = replay_layout(0.001, 4, 512, seed=0)
@@ -97,7 +97,7 @@ def test_an_error_of_the_store_is_counted_and_the_replay_goes_on() -> None:
 
 
 def test_a_long_miss_is_put_in_pieces_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("objectcache.replay.run.PUT_BYTES_MAX", 2 * LAYOUT.chunk_bytes)
+    monkeypatch.setattr("objectcache_laboratory.replay.run.PUT_BYTES_MAX", 2 * LAYOUT.chunk_bytes)
     bucket = MemoryBucket()
     outcome = Replay(bucket, LAYOUT).request(request(*range(5)))
     assert bucket.put_counts == [2, 2, 1]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from objectcache.replay.trace import TraceRequest, read_trace
-from objectcache.replay.workload import (
+from objectcache_laboratory.replay.trace import TraceRequest, read_trace
+from objectcache_laboratory.replay.workload import (
     bucket_name,
     chunk_keys,
     expected_matches,

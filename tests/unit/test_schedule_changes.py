@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_runtime.settings import Settings, load_settings
 from objectcache_schemas.errors import InvalidRequest, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.schedule import ScheduleChanges, ScheduleConfiguration, TenantShare
-from objectcache_schemas.settings import Settings, load_settings
 from objectcache_storage_server.schedule_changes import TENANTS_MAX, ScheduleBook, merge
 
 SETTINGS = (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_runtime.settings import ServerSettings, Settings
 from objectcache_schemas.schedule import ScheduledDelivery
-from objectcache_schemas.settings import ServerSettings, Settings
 from objectcache_storage_server import schedule_view
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.scheduling.demand import Demand

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import Busy, InvalidRequest, NotFound, Unavailable, WireError
 from objectcache_schemas.frames import LENGTH
@@ -37,7 +38,6 @@ from objectcache_schemas.messages import (
     Upload,
 )
 from objectcache_schemas.records import BucketInfo, BucketPolicy, ObjectAttributes
-from objectcache_schemas.settings import ServerSettings, Settings, StorageSettings
 from objectcache_storage_server import multipart
 from objectcache_storage_server.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.client_pace import ClientPace

@@ -149,7 +149,7 @@ def test_a_fabric_that_this_process_lacks_is_unsupported_and_no_server_is_asked(
         endpoint = Endpoint.parse("http://127.0.0.1:1")
         join_fabric(transport, endpoint, sign, None, 1.0, FabricSettings(verbs_device="none0"))
 
-    monkeypatch.setattr("objectcache_schemas.fabric.nixl_agent.library", not_installed)
+    monkeypatch.setattr("objectcache_fabrics.nixl_agent.library", not_installed)
     monkeypatch.setattr("objectcache.memory.verbs.endpoint.VerbsDevice", no_device)
     with pytest.raises(Unsupported, match="NIXL is not installed"):
         joined("nixl")

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 import pytest
 
+from objectcache_runtime.setting_values import FORM, Form, allowed, declared
+from objectcache_runtime.settings import ENVIRONMENT_PREFIX, each_setting, load_settings
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.setting_values import FORM, Form, allowed, declared
-from objectcache_schemas.settings import ENVIRONMENT_PREFIX, each_setting, load_settings
 
 SETTINGS = dict(each_setting())
 OF_A_PATTERN = re.compile(r"\\Z|\^\(|\$\.|\[\^|Expected `")  # what only a machine reads

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from objectcache.cli.settings_table import (
+from objectcache_operations.console.settings_table import (
     OTHER_VARIABLE_MEANINGS,
     default_text,
     description,
     settings_document,
 )
-from objectcache_schemas.settings import (
+from objectcache_runtime.settings import (
     OTHER_VARIABLES,
     SECTIONS,
     load_settings,

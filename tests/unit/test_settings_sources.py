@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_runtime.settings import load_settings, parse_command_line
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.settings import load_settings, parse_command_line
 
 
 def written(directory: Path, text: str) -> Path:

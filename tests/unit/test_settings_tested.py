@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_schemas.settings import SECTIONS, setting_fields
+from objectcache_runtime.settings import SECTIONS, setting_fields
 
 TESTS = Path(__file__).parents[1]
 WORDS = frozenset(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from objectcache_schemas import span_export
+from objectcache_runtime import span_export
+from objectcache_runtime.span_export import close_provider, is_asked_for, open_provider
 from objectcache_schemas.errors import DeliveryFailed
-from objectcache_schemas.span_export import close_provider, is_asked_for, open_provider
 from objectcache_storage_server.tracing import export
 from objectcache_storage_server.tracing.export import DeliveryExport, open_export
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder

@@ -21,6 +21,12 @@ from objectcache_gateway.storage_connection import (
     without_waiting,
 )
 from objectcache_gateway.tenant_storage import TenantStorage
+from objectcache_runtime.settings import (
+    GatewaySettings,
+    ServerSettings,
+    Settings,
+    StorageSettings,
+)
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, Descriptor, MemoryTarget
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.frames import LENGTH, encode_frame
@@ -41,12 +47,6 @@ from objectcache_schemas.messages import (
     Welcome,
 )
 from objectcache_schemas.records import ObjectAttributes
-from objectcache_schemas.settings import (
-    GatewaySettings,
-    ServerSettings,
-    Settings,
-    StorageSettings,
-)
 
 TARGET = MemoryTarget(
     transport="shm", target_id=bytes(TARGET_ID_BYTES), offset_bytes=0, length_bytes=1 << 20, tag=1

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import DeliveryFailed, NotFound
 from objectcache_schemas.records import BucketInfo
-from objectcache_schemas.settings import load_settings
 from objectcache_storage_server.engines.base import StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.engines.open import open_engine

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from objectcache.cli.child import Child, ChildCommand
-from objectcache.cli.supervise import admin_child, gateway_children, storage_child
-from objectcache_schemas.settings import Settings
+from objectcache_operations.supervisor.child import Child, ChildCommand
+from objectcache_operations.supervisor.supervise import admin_child, gateway_children, storage_child
+from objectcache_runtime.settings import Settings
 
 ROOT = {"OBJECTCACHE_ROOT_ACCESS_KEY", "OBJECTCACHE_ROOT_SECRET_KEY"}
 MASTER = {"OBJECTCACHE_MASTER_KEY"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from objectcache.cli.supervise import announcement
+from objectcache_operations.supervisor.supervise import announcement
 
 # A server: notes its pid and command line, says that it is ready, ends with standard input or
 # SIGTERM. What it does on SIGTERM, and instead of becoming ready, is in its arguments.
@@ -57,8 +57,8 @@ note("lost its supervisor")
 
 SUPERVISOR = """
 import asyncio, sys
-from objectcache.cli.child import ChildCommand
-from objectcache.cli.supervise import Commands, supervise
+from objectcache_operations.supervisor.child import ChildCommand
+from objectcache_operations.supervisor.supervise import Commands, supervise
 
 server, log, storage, gateway, other, admin, drain_timeout_s = sys.argv[1:]
 def child(name, options):

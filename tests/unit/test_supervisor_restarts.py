@@ -2,7 +2,7 @@
 
 import pytest
 
-from objectcache.cli.restarts import (
+from objectcache_operations.supervisor.restarts import (
     BACKOFF_FIRST_S,
     RESTART_WINDOW_S,
     RESTARTS_MAX,

@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import AccessDenied, DeliveryFailed, WireError
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.settings import StorageSettings
 from objectcache_schemas.target_messages import (
     CancelGet,
     DeliveryFailure,

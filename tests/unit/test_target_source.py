@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectcache_runtime.settings import ServerSettings, Settings
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import (
     InvalidRequest,
@@ -28,7 +29,6 @@ from objectcache_schemas.errors import (
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.messages import KvPut, KvStored, StorageReply
 from objectcache_schemas.records import BucketInfo
-from objectcache_schemas.settings import ServerSettings, Settings
 from objectcache_storage_server.connections.conversation import Conversation
 from objectcache_storage_server.connections.puts import serve_kv_put
 from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket

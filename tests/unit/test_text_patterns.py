@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from objectcache_schemas import accounts, admin_api, messages, records, settings
+from objectcache_runtime import settings
+from objectcache_runtime.settings import load_settings
+from objectcache_schemas import accounts, admin_api, messages, records
 from objectcache_schemas.accounts import AccessKey, User
 from objectcache_schemas.admin_api import LogLevel, NewKey, NewToken, NewUser
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.settings import load_settings
 
 MODULES = (accounts, admin_api, messages, records, settings)
 

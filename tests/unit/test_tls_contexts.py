@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from objectcache_gateway.tls import server_context
-from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.tls import (
+from objectcache_runtime.tls import (
     ReloadingContext,
     certificate_files,
     mutual_client_context,
     mutual_server_context,
 )
+from objectcache_schemas.errors import InvalidRequest
 from tests.certificates import Authority, Pair, serial_number, serial_number_of
 
 

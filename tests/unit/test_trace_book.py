@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import NotFound
-from objectcache_schemas.settings import load_settings
 from objectcache_schemas.traces import GetTraces
 from objectcache_storage_server.tracing import trace_book
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_runtime.setting_values import declared
+from objectcache_runtime.settings import check_paths, each_setting, load_settings
+from objectcache_runtime.usable_paths import PATH_USE, PathUse, check_path
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.setting_values import declared
-from objectcache_schemas.settings import check_paths, each_setting, load_settings
-from objectcache_schemas.usable_paths import PATH_USE, PathUse, check_path
 
 USES = {
     name: use

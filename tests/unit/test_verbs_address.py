@@ -7,14 +7,14 @@ import sys
 import msgspec
 import pytest
 
-from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.fabric.pyverbs_binding import load_pyverbs
-from objectcache_schemas.fabric.verbs_address import (
+from objectcache_fabrics.pyverbs_binding import load_pyverbs
+from objectcache_fabrics.verbs_address import (
     END_LAYER_MAX,
     RECEIVES_MAX,
     Announcement,
     VerbsAddress,
 )
+from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.layout import NUM_LAYERS_MAX
 
 IPV4 = bytes(10) + b"\xff\xff" + bytes([10, 77, 0, 1])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from objectcache_schemas.fabric.verbs_address import VerbsAddress
+from objectcache_fabrics.verbs_address import VerbsAddress
 from objectcache_storage_server.transports.fabric import StagingMemory
 from objectcache_storage_server.transports.verbs import fabric as fabric_module
 from objectcache_storage_server.transports.verbs.fabric import VerbsFabric

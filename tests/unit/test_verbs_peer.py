@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from objectcache_fabrics.verbs_address import VerbsAddress
+from objectcache_fabrics.verbs_queue_pair import Completion
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
-from objectcache_schemas.fabric.verbs_address import VerbsAddress
-from objectcache_schemas.fabric.verbs_queue_pair import Completion
 from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
 from objectcache_storage_server.transports.verbs import peer as peer_module
 from objectcache_storage_server.transports.verbs.completion_thread import CompletionThread

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from objectcache_fabrics.verbs_address import Announcement
+from objectcache_fabrics.verbs_queue_pair import Segment
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.fabric.verbs_address import Announcement
-from objectcache_schemas.fabric.verbs_queue_pair import Segment
 from objectcache_storage_server.transports.verbs.send_queue import (
     WAITING_MAX,
     Operation,

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
 from objectcache_schemas.descriptor import (
     DeliveryMode,
     DeliveryOutcome,
@@ -17,7 +18,6 @@ from objectcache_schemas.descriptor import (
     MatchRequest,
 )
 from objectcache_schemas.errors import ERRORS
-from objectcache_schemas.fabric.verbs_address import Announcement, VerbsAddress
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits

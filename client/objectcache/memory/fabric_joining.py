@@ -11,8 +11,8 @@ from objectcache.channel.endpoint import Endpoint
 from objectcache.memory.fabric_session import FabricEndpoint, FabricSession
 from objectcache.memory.nixl_endpoint import NixlEndpoint
 from objectcache.memory.web_wire import WebWire
+from objectcache_fabrics import nixl_agent
 from objectcache_schemas.errors import InvalidRequest, Unavailable, Unsupported
-from objectcache_schemas.fabric import nixl_agent
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 
 from objectcache.memory.fabric_session import DRAM, DeviceMemory, FabricEndpoint
+from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported
-from objectcache_schemas.fabric.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.message import Message
 from objectcache_schemas.target_messages import LayersReady, NixlNames, RegisterRemoteTarget
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from objectcache_fabrics.verbs_address import TAG_END
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.fabric.verbs_address import TAG_END
 
 
 class Tags:

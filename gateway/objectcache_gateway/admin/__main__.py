@@ -26,11 +26,11 @@ from objectcache_gateway.start_word import add_start_argument, wait_for_word
 from objectcache_gateway.storage_address import StorageAddress, storage_address
 from objectcache_gateway.storage_connection import StoragePool
 from objectcache_gateway.tls import server_context
+from objectcache_runtime.listening import HostPort, open_listeners, port_of
+from objectcache_runtime.logs import configure_logging
+from objectcache_runtime.settings import Settings, check_paths, parse_command_line
+from objectcache_runtime.tls import ReloadingContext, keep_reloading
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
-from objectcache_schemas.listening import HostPort, open_listeners, port_of
-from objectcache_schemas.logs import configure_logging
-from objectcache_schemas.settings import Settings, check_paths, parse_command_line
-from objectcache_schemas.tls import ReloadingContext, keep_reloading
 
 DESCRIPTION = "Run ObjectCache's admin API: users, buckets, health and metrics over HTTP."
 STORAGE_CONNECTIONS_MAX = 32

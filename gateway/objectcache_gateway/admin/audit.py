@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from objectcache_gateway.audit_file import AuditFile
+from objectcache_runtime.logs import clean, utc_time
 from objectcache_schemas.admin_api import Body
-from objectcache_schemas.logs import clean, utc_time
 
 LINE_BYTES_MAX = 16 << 10
 LEFT_OUT = "(left out)"

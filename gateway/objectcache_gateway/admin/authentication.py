@@ -13,10 +13,10 @@ from objectcache_gateway.admin.routes import Asker
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.signing.credentials import RootCredentials
 from objectcache_gateway.signing.sigv4 import Authenticated, Payload, SigningKeys, authenticate
+from objectcache_runtime.logs import clean
 from objectcache_schemas.accounts import ROOT_USER, AdminToken
 from objectcache_schemas.admin_api import SCOPE_ADMIN, SIGNING_SERVICE
 from objectcache_schemas.errors import AccessDenied, ObjectCacheError
-from objectcache_schemas.logs import clean
 
 BEARER = "bearer"  # a scheme is written in any case
 TOKEN_PREFIX = "oct_"  # noqa: S105 - lets scanners of repositories find one

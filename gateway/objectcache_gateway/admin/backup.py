@@ -16,6 +16,7 @@ from objectcache_gateway.admin.accounts_view import Accounts
 from objectcache_gateway.admin.buckets import all_buckets, configure_bucket
 from objectcache_gateway.admin.routes import Call, Nothing, Route
 from objectcache_gateway.storage_connection import StoragePool
+from objectcache_runtime.passphrases import passphrase_key
 from objectcache_schemas.accounts import (
     AccountsChanged,
     AccountsExported,
@@ -39,7 +40,6 @@ from objectcache_schemas.messages import (
     SetLayout,
     SetPolicy,
 )
-from objectcache_schemas.passphrases import passphrase_key
 from objectcache_schemas.records import BucketInfo, BucketPolicy
 from objectcache_schemas.schedule import (
     GetSchedule,

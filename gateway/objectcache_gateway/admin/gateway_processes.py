@@ -6,8 +6,8 @@ import asyncio
 
 import aiohttp
 
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
-from objectcache_schemas.settings import Settings
 
 TIMEOUT_S = 1.0  # a process that takes longer is left out
 

@@ -19,9 +19,9 @@ from objectcache_gateway.admin.gateway_processes import GatewayProcesses
 from objectcache_gateway.admin.media_types import PROMETHEUS_TEXT
 from objectcache_gateway.admin.routes import Call, Nothing, Route
 from objectcache_gateway.storage_connection import StoragePool
+from objectcache_runtime.metric_families import MetricsPage, alone, counter, gauge
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages import GetMetrics, Metrics
-from objectcache_schemas.metric_families import MetricsPage, alone, counter, gauge
 
 ADMIN, STORAGE = "admin", "storage"
 TIMEOUT_S = 1.0  # a process that takes longer is left out

@@ -9,6 +9,7 @@ import msgspec
 
 from objectcache_gateway.admin.routes import Call, Nothing, Route
 from objectcache_gateway.storage_connection import StoragePool
+from objectcache_runtime.logs import set_log_level
 from objectcache_schemas.admin_api import (
     DrainChange,
     HealthReply,
@@ -18,7 +19,6 @@ from objectcache_schemas.admin_api import (
     ProcessState,
 )
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
-from objectcache_schemas.logs import set_log_level
 from objectcache_schemas.messages import Done, Drain, GetHealth, Health, SetLogLevel
 
 ADMIN, STORAGE, ALL = "admin", "storage", "all"

@@ -14,9 +14,9 @@ from objectcache_gateway.admin.audit import AuditLog
 from objectcache_gateway.admin.gateway_processes import GatewayProcesses
 from objectcache_gateway.admin.media_types import JSON
 from objectcache_gateway.storage_connection import StoragePool
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.admin_api import PAGE_ITEMS_MAX, Body
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.settings import Settings
 
 BODY_BYTES_MAX = 1 << 20  # 10,000 keys to pin are a tenth of it
 

@@ -17,9 +17,9 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from objectcache_gateway.client_socket import cut, give_up_after, read_little
 from objectcache_gateway.exchange import Exchange
 from objectcache_gateway.storage_connection import StorageConnection
+from objectcache_runtime.message_pace import MessagePace
 from objectcache_schemas import headers
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, ObjectCacheError
-from objectcache_schemas.message_pace import MessagePace
 from objectcache_schemas.messages import JoinForClient
 from objectcache_schemas.target_messages import SessionJoined
 

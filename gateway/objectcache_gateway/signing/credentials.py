@@ -16,15 +16,15 @@ from objectcache_gateway.access.directory import AccessDirectory
 from objectcache_gateway.access.permissions import ROOT, Caller
 from objectcache_gateway.signing.made_up_keys import made_up_access_key, made_up_secret_key
 from objectcache_gateway.signing.sigv4 import NO_SUCH_KEY, FormerKey
-from objectcache_schemas.accounts import ROOT_USER, AccessKey, User
-from objectcache_schemas.durable_names import flush_directory
-from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable
-from objectcache_schemas.root_key import (
+from objectcache_runtime.durable_names import flush_directory
+from objectcache_runtime.root_key import (
     ROOT_ACCESS_KEY_VARIABLE,
     ROOT_CREDENTIALS_BYTES_MAX,
     ROOT_CREDENTIALS_FILE,
     ROOT_SECRET_KEY_VARIABLE,
 )
+from objectcache_schemas.accounts import ROOT_USER, AccessKey, User
+from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable
 
 ROOT_IDENTITY = ROOT_USER  # the owner of what the root key creates, whatever the key is
 

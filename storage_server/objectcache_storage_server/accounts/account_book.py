@@ -12,6 +12,12 @@ from pathlib import Path
 
 import msgspec
 
+from objectcache_runtime.root_key import (
+    ROOT_ACCESS_KEY_VARIABLE,
+    ROOT_CREDENTIALS_BYTES_MAX,
+    ROOT_CREDENTIALS_FILE,
+)
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.accounts import (
     ROOT_USER,
     AccountChange,
@@ -20,12 +26,6 @@ from objectcache_schemas.accounts import (
 )
 from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest
 from objectcache_schemas.frames import MESSAGE_BYTES_MAX
-from objectcache_schemas.root_key import (
-    ROOT_ACCESS_KEY_VARIABLE,
-    ROOT_CREDENTIALS_BYTES_MAX,
-    ROOT_CREDENTIALS_FILE,
-)
-from objectcache_schemas.settings import Settings
 from objectcache_storage_server.accounts.account_file import (
     SealedAccounts,
     by_name,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.settings import Settings
 from objectcache_storage_server.accounts import master_key
 from objectcache_storage_server.accounts.account_book import FILE_NAME
 

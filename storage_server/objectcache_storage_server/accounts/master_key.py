@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from objectcache_schemas.durable_names import flush_directory
+from objectcache_runtime.durable_names import flush_directory
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_storage_server.accounts.private_files import write_private
 from objectcache_storage_server.accounts.sealing import KEY_BYTES

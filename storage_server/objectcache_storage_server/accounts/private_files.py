@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from objectcache_schemas.durable_names import flush_directory
+from objectcache_runtime.durable_names import flush_directory
 
 FILE_MODE = 0o600
 

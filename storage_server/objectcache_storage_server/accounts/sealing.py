@@ -13,8 +13,8 @@ import os
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from objectcache_runtime.passphrases import passphrase_key
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.passphrases import passphrase_key
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

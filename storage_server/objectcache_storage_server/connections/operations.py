@@ -6,9 +6,9 @@ import time
 
 import msgspec
 
+from objectcache_runtime.logs import set_log_level
 from objectcache_schemas.accounts import ExportAccounts
 from objectcache_schemas.engine_status import EngineState, GetEngineStatus
-from objectcache_schemas.logs import set_log_level
 from objectcache_schemas.messages import (
     AbortUpload,
     CreateSession,

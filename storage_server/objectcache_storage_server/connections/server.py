@@ -11,16 +11,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.listening import HostPort, open_listeners, port_of
-from objectcache_schemas.settings import Settings
-from objectcache_schemas.socket_paths import check_socket_path
-from objectcache_schemas.tls import (
+from objectcache_runtime.listening import HostPort, open_listeners, port_of
+from objectcache_runtime.settings import Settings
+from objectcache_runtime.socket_paths import check_socket_path
+from objectcache_runtime.tls import (
     ReloadingContext,
     certificate_files,
     keep_reloading,
     mutual_server_context,
 )
+from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_storage_server.connections.connection import GatewayConnection
 from objectcache_storage_server.connections.newcomers import Newcomers
 from objectcache_storage_server.connections.session_gets import serve_session_get

@@ -12,9 +12,9 @@ import time
 
 import msgspec
 
+from objectcache_runtime.logs import log_fields
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, WireError
-from objectcache_schemas.logs import log_fields
 from objectcache_schemas.messages import (
     DeliveryAccepted,
     DeliveryEnded,

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from objectcache_runtime.fair_shares import FairShares
+from objectcache_runtime.message_pace import MessagePace
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import (
     AccessDenied,
@@ -24,11 +27,8 @@ from objectcache_schemas.errors import (
     Unavailable,
 )
 from objectcache_schemas.excerpt import excerpt
-from objectcache_schemas.fair_shares import FairShares
 from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.message_pace import MessagePace
-from objectcache_schemas.settings import StorageSettings
 from objectcache_schemas.target_messages import (
     CancelGet,
     FabricOpened,

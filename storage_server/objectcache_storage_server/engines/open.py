@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from objectcache_runtime.settings import Settings, StorageSettings
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.settings import Settings, StorageSettings
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
+from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.fair_shares import FairShares
 from objectcache_schemas.schedule import TenantShare
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 0.1, 30.0

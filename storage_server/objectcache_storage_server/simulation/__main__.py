@@ -13,10 +13,12 @@ from typing import NoReturn, get_args
 
 from rich.console import Console
 
+from objectcache_runtime.settings import Settings
+from objectcache_runtime.usable_paths import PathUse, check_path
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN
+from objectcache_schemas.policy_names import RATES
 from objectcache_schemas.schedule import EVERY_EPOCH, PolicyName, TenantShare
-from objectcache_schemas.settings import CAP_GBPS_MAX, CAP_GBPS_MIN, RATES, Settings
-from objectcache_schemas.usable_paths import PathUse, check_path
 from objectcache_storage_server.scheduling.admission import AdmissionLimits
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT
 from objectcache_storage_server.simulation.arrivals import (

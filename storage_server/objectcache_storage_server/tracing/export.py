@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from objectcache_schemas.span_export import (
+from objectcache_runtime.span_export import (
     close_provider,
     open_provider,
     parent_context,

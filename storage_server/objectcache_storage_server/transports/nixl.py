@@ -21,13 +21,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent, NixlTransfer, library
 from objectcache_schemas.errors import (
     DeliveryFailed,
     InvalidRequest,
     ObjectCacheError,
     Unavailable,
 )
-from objectcache_schemas.fabric.nixl_agent import MemoryPiece, NixlAgent, NixlTransfer, library
 from objectcache_schemas.target_messages import LayersReady, NixlNames
 from objectcache_storage_server.transports.fabric import (
     Fabric,

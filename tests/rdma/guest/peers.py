@@ -11,9 +11,9 @@ import numpy as np
 
 from objectcache.memory.fabric_session import DeviceMemory
 from objectcache.memory.verbs.endpoint import VerbsEndpoint
+from objectcache_fabrics.pyverbs_binding import load_pyverbs
+from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.fabric.pyverbs_binding import load_pyverbs
-from objectcache_schemas.fabric.verbs_address import Announcement, VerbsAddress
 from objectcache_schemas.message import Message
 from objectcache_schemas.target_messages import LayersReady, ReturnCredits
 from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory

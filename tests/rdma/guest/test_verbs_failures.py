@@ -11,9 +11,9 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
+from objectcache_fabrics import verbs_queue_pair
+from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.fabric import verbs_queue_pair
-from objectcache_schemas.fabric.verbs_address import Announcement, VerbsAddress
 from objectcache_storage_server.transports.fabric import RemoteMemory
 from objectcache_storage_server.transports.verbs.peer import VerbsPeer
 from tests.rdma.guest.conftest import Remote

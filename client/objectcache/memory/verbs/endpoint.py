@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from objectcache.memory.fabric_session import DeviceMemory, FabricEndpoint
+from objectcache_fabrics.verbs_address import VerbsAddress
+from objectcache_fabrics.verbs_device import VerbsDevice, VerbsRegion
+from objectcache_fabrics.verbs_queue_pair import Completion, QueuePair
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.fabric.verbs_address import VerbsAddress
-from objectcache_schemas.fabric.verbs_device import VerbsDevice, VerbsRegion
-from objectcache_schemas.fabric.verbs_queue_pair import Completion, QueuePair
 from objectcache_schemas.message import Message
 from objectcache_schemas.target_messages import LayersReady, RegisterRemoteTarget, ReturnCredits
 

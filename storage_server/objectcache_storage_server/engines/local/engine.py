@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
@@ -32,7 +33,6 @@ from objectcache_schemas.records import (
     ObjectInfo,
     Verification,
 )
-from objectcache_schemas.settings import StorageSettings
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,

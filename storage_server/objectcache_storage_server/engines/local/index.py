@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import lmdb
 
-from objectcache_schemas.durable_names import flush_directory
+from objectcache_runtime.durable_names import flush_directory
 from objectcache_schemas.errors import StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch, forget_cached

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import weakref
 
+from objectcache_fabrics.verbs_address import VerbsAddress
+from objectcache_fabrics.verbs_device import VerbsDevice
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.fabric.verbs_address import VerbsAddress
-from objectcache_schemas.fabric.verbs_device import VerbsDevice
 from objectcache_storage_server.transports.fabric import Fabric, FabricPeer, StagingMemory
 from objectcache_storage_server.transports.verbs.completion_thread import CompletionThread
 from objectcache_storage_server.transports.verbs.peer import VerbsPeer

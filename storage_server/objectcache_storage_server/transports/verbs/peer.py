@@ -17,19 +17,19 @@ from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 
+from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
+from objectcache_fabrics.verbs_device import VerbsDevice, VerbsRegion
+from objectcache_fabrics.verbs_queue_pair import (
+    SEGMENTS_MAX,
+    Completion,
+    QueuePair,
+    Segment,
+)
 from objectcache_schemas.errors import (
     DeliveryFailed,
     InvalidRequest,
     ObjectCacheError,
     Unavailable,
-)
-from objectcache_schemas.fabric.verbs_address import Announcement, VerbsAddress
-from objectcache_schemas.fabric.verbs_device import VerbsDevice, VerbsRegion
-from objectcache_schemas.fabric.verbs_queue_pair import (
-    SEGMENTS_MAX,
-    Completion,
-    QueuePair,
-    Segment,
 )
 from objectcache_storage_server.transports.fabric import (
     DRAM,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from objectcache_schemas.fabric.verbs_address import Announcement
-from objectcache_schemas.fabric.verbs_queue_pair import Segment
+from objectcache_fabrics.verbs_address import Announcement
+from objectcache_fabrics.verbs_queue_pair import Segment
 from objectcache_storage_server.transports.fabric import WriteDone
 
 WAITING_MAX = 4096  # deliveries whose watermark waits; more than any client that returns credits

@@ -1,0 +1,1 @@
+"""Programs that try the store out: a small engine, the demo, replays and calibration."""

@@ -1,0 +1,93 @@
+"""TTFTs of one delivery at a time from a running server, by rate and by mode."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from objectcache.client import Client
+from objectcache.kv_bucket import KvBucket
+from objectcache_laboratory.calibration.emulated_gpu import prefill
+from objectcache_laboratory.calibration.geometry import Geometry
+from objectcache_laboratory.calibration.knee import Reading, Sample
+from objectcache_schemas.limits import MIB
+
+PUT_BYTES_MAX = 64 * MIB
+UNBOUND = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A geometry whose chunks are in the bucket."""
+
+    geometry: Geometry
+    bucket: KvBucket
+    keys: list[str]
+
+
+class Measurement:
+    """Deliveries from a bucket of its own. Other traffic goes on beside them."""
+
+    def __init__(self, client: Client, bucket: str, *, tells_window: bool = False) -> None:
+        """With `tells_window` deliveries join the pool that the server's policy divides; without,
+        they take fair turns, at no more than their own rate.
+        """
+        self._client = client
+        self._bucket = bucket
+        self._rng = np.random.default_rng()
+        self._stored_count = 0
+        self._tells_window = tells_window
+
+    def store(self, geometry: Geometry) -> Stored:
+        """Put random chunks of a geometry, and fetch them once so that they are warm."""
+        layout = geometry.layout
+        bucket = self._client.kv_bucket(self._bucket, layout)
+        self._stored_count += 1
+        keys = [f"{self._stored_count:04}-{index:08}" for index in range(geometry.chunk_count)]
+        batch = max(1, PUT_BYTES_MAX // layout.chunk_bytes)
+        for first in range(0, len(keys), batch):
+            some = keys[first : first + batch]
+            shape = len(some), layout.num_layers, layout.per_layer_chunk_bytes
+            chunks = self._rng.integers(0, 256, shape, np.uint8)
+            bucket.put(some, chunks, parent_key=keys[first - 1] if first else None)
+        stored = Stored(geometry, bucket, keys)
+        for mode in ("layerwise", "chunkwise"):
+            with bucket.fetch(keys, delivery=mode) as delivery:
+                delivery.wait()
+        return stored
+
+    def layerwise(self, stored: Stored, rate_bytes_per_s: float = UNBOUND) -> Sample:
+        """Layer by layer, at a rate of at most so much."""
+        return self._sample(stored, "layerwise", rate_bytes_per_s)
+
+    def chunkwise(self, stored: Stored) -> Sample:
+        """All chunks, then all of the computing."""
+        return self._sample(stored, "chunkwise", UNBOUND)
+
+    def readings(self, stored: Stored, rates: Sequence[float], repeats: int) -> list[Reading]:
+        """One a rate. Every round goes through all rates, so that what disturbs for a while does
+        not fall on one of them.
+        """
+        rounds = [[self.layerwise(stored, rate) for rate in rates] for _ in range(repeats)]
+        return [
+            Reading(rate, samples)
+            for rate, samples in zip(rates, zip(*rounds, strict=True), strict=True)
+        ]
+
+    def _sample(self, stored: Stored, mode: str, rate_bytes_per_s: float) -> Sample:
+        geometry = stored.geometry
+        started_s = time.monotonic()
+        with stored.bucket.fetch(
+            stored.keys,
+            delivery=mode,
+            compute_window_s=geometry.compute_window_s if self._tells_window else None,
+            rate_bytes_per_s=None if rate_bytes_per_s == UNBOUND else rate_bytes_per_s,
+        ) as delivery:
+            delivery.report_explicitly()  # or the server would learn a window
+            return prefill(
+                delivery.wait_layer, geometry.num_layers, geometry.compute_window_s, started_s
+            )

@@ -1,0 +1,1 @@
+"""`objectcache admin`: users, keys, grants, tokens, quotas and usage."""

@@ -1,0 +1,1 @@
+"""`objectcache admin`: the schedule."""

@@ -1,0 +1,1 @@
+"""`objectcache admin`: what the servers do now."""

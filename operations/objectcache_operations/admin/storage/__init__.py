@@ -1,0 +1,1 @@
+"""`objectcache admin`: buckets, backups, checks and what the store holds."""

@@ -1,0 +1,1 @@
+"""`objectcache admin`: traces of deliveries."""

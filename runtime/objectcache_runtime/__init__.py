@@ -1,0 +1,1 @@
+"""What every process of ObjectCache is started, configured, logged, measured and connected with."""
