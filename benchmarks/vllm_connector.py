@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from objectcache.connectors.namespace import KvNamespace
+from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.vllm.scheduler.lookups import Lookups
 from objectcache.connectors.vllm.worker.paged_layout import ContentShape, PagedLayer
 from tests.engines.vllm_engine import ORDERS, Engine, EngineConfigs, model_directory, paged_tensors

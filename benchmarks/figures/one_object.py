@@ -27,7 +27,7 @@ from benchmarks.figures.served import CACHED, Served
 from benchmarks.prefix import Geometry
 from benchmarks.server import Server
 from objectcache import Client, KvBucket
-from objectcache.memory.targets import RegisteredTarget
+from objectcache.landing.targets import RegisteredTarget
 from objectcache_schemas.limits import KIB
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from objectcache.channel.responses import PutResult
     from objectcache.client import Client
     from objectcache.deliveries.delivery import Delivery
-    from objectcache.deliveries.putting import LayerPut
     from objectcache.errors import (
         AccessDenied,
         Busy,
@@ -39,8 +38,9 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from objectcache.kv_bucket import KvBucket
-    from objectcache.memory.fabric_joining import FabricSettings
-    from objectcache.memory.targets import FabricTarget, PlainTarget, SharedMemoryTarget, Target
+    from objectcache.landing.targets import FabricTarget, PlainTarget, SharedMemoryTarget, Target
+    from objectcache.puts.putting import LayerPut
+    from objectcache.sessions.fabric_joining import FabricSettings
     from objectcache_schemas.layout import KvLayout
 
 __version__ = "0.1.0"
@@ -87,7 +87,7 @@ _NAMES = {
     "objectcache.channel.responses": ("PutResult",),
     "objectcache.client": ("Client",),
     "objectcache.deliveries.delivery": ("Delivery",),
-    "objectcache.deliveries.putting": ("LayerPut",),
+    "objectcache.puts.putting": ("LayerPut",),
     "objectcache.errors": (
         "AccessDenied",
         "Busy",
@@ -104,8 +104,8 @@ _NAMES = {
         "Unsupported",
     ),
     "objectcache.kv_bucket": ("KvBucket",),
-    "objectcache.memory.fabric_joining": ("FabricSettings",),
-    "objectcache.memory.targets": (
+    "objectcache.sessions.fabric_joining": ("FabricSettings",),
+    "objectcache.landing.targets": (
         "FabricTarget",
         "PlainTarget",
         "SharedMemoryTarget",

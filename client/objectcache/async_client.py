@@ -29,11 +29,11 @@ from objectcache.client import (
     Client,
 )
 from objectcache.deliveries.delivery import Delivery
-from objectcache.deliveries.payload import Bytes
-from objectcache.deliveries.putting import LayerPut
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.fabric_joining import FabricSettings
-from objectcache.memory.targets import FabricTarget, SharedMemoryTarget, Target
+from objectcache.landing.targets import FabricTarget, SharedMemoryTarget, Target
+from objectcache.payload import Bytes
+from objectcache.puts.putting import LayerPut
+from objectcache.sessions.fabric_joining import FabricSettings
 from objectcache_schemas.errors import DeliveryFailed
 from objectcache_schemas.layout import KvLayout
 

@@ -28,7 +28,7 @@ from objectcache.core import ClientCore, CoreSettings, TransportChoice
 from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.fetching import BODY
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.targets import Target
+from objectcache.landing.targets import Target
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
 

@@ -20,8 +20,8 @@ from objectcache.deliveries.fetching import (
     stock_memory,
 )
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.fabric_joining import FabricSettings
-from objectcache.memory.targets import FabricTarget, SharedMemoryTarget
+from objectcache.landing.targets import FabricTarget, SharedMemoryTarget
+from objectcache.sessions.fabric_joining import FabricSettings
 from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
 from objectcache_schemas.layout import KvLayout
 

@@ -28,9 +28,9 @@ from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.fetch_request import FetchRequest
 from objectcache.deliveries.fetching import empty_delivery, fetch
 from objectcache.deliveries.forced_path import checked_path, mode_of, transport_of
-from objectcache.deliveries.put_request import PutRequest
-from objectcache.deliveries.putting import LayerPut, put_chunks
-from objectcache.memory.targets import FabricTarget, Target
+from objectcache.landing.targets import FabricTarget, Target
+from objectcache.puts.put_request import PutRequest
+from objectcache.puts.putting import LayerPut, put_chunks
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, OnMissing
 from objectcache_schemas.layout import KvLayout
 

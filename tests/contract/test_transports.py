@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from objectcache.memory.fabric_session import DeviceMemory
 from objectcache.memory.nixl_endpoint import NixlEndpoint
+from objectcache.sessions.fabric_session import DeviceMemory
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
 from objectcache_schemas.records import BucketInfo

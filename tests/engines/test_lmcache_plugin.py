@@ -20,9 +20,9 @@ from lmcache.v1.storage_backend.connector import CreateConnector
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 
 from objectcache import Client, KvLayout
-from objectcache.connectors.configuration import StoreConfiguration
 from objectcache.connectors.lmcache.chunk_store import ChunkStore
 from objectcache.connectors.lmcache.geometry import ChunkGeometry
+from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache.deliveries.delivery import Delivery
 from objectcache.kv_bucket import KvBucket
 from tests.engines.delivery_traces import NewTraces

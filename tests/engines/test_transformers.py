@@ -17,8 +17,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LlavaConfi
 
 from examples import transformers_prefix_reuse
 from objectcache.client import Client
-from objectcache.connectors.layer_timings import LayerTimings
-from objectcache.connectors.transformers_cache import LayerwiseCache, chunks_of, layout_of
+from objectcache.connectors.transformers.layer_timings import LayerTimings
+from objectcache.connectors.transformers.layerwise_cache import LayerwiseCache, chunks_of, layout_of
 from objectcache.errors import DeliveryFailed, InvalidRequest, Unsupported
 from objectcache.kv_bucket import KvBucket
 from tests.engines.delivery_traces import NewTraces

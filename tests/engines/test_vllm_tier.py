@@ -26,8 +26,8 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from objectcache.connectors import vllm_tier
-from objectcache.connectors.vllm_tier import ObjectCacheTier
+from objectcache.connectors.vllm import tier as vllm_tier
+from objectcache.connectors.vllm.tier import ObjectCacheTier
 from objectcache_schemas.errors import InvalidRequest
 from tests.engines.delivery_traces import NewTraces
 from tests.servers import RunningServer, running_server

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from objectcache import Client, Conflict, KvLayout, Unavailable
-from objectcache.connectors import stored_chunks
-from objectcache.connectors.bucket import open_bucket
-from objectcache.connectors.stored_chunks import match_prefix, put_absent, put_chunks_absent
+from objectcache.connectors.store import stored_chunks
+from objectcache.connectors.store.open_bucket import open_bucket
+from objectcache.connectors.store.stored_chunks import match_prefix, put_absent, put_chunks_absent
 from objectcache.kv_bucket import KvBucket
 from tests.servers import RunningServer, start_server
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from objectcache.connectors.configuration import StoreConfiguration
-from objectcache.connectors.load_budget import LoadBudget
+from objectcache.connectors.store.configuration import StoreConfiguration
+from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.vllm.plans import LoadPlan
 from objectcache.connectors.vllm.store import Store
 from objectcache.connectors.vllm.worker.loads import Loads

@@ -20,7 +20,7 @@ from objectcache.channel.responses import SessionReply
 from objectcache.deliveries.feedback import tell_session
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.target_session import TargetSession, own_host_id
+from objectcache.sessions.target_session import TargetSession, own_host_id
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.target_messages import LayersConsumed
 from objectcache_storage_server.connections.sessions import Session, SessionServer

@@ -15,7 +15,7 @@ from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.requests import join_session
 from objectcache.channel.signing import Signer
-from objectcache.memory.web_wire import WebWire
+from objectcache.sessions.web_wire import WebWire
 from objectcache_gateway.handlers.client_sessions import MESSAGE_BYTES_MAX
 from objectcache_schemas import headers
 from objectcache_schemas.errors import (

@@ -29,7 +29,7 @@ from objectcache import (
     PlainTarget,
     Unavailable,
 )
-from objectcache.memory import session_keeper
+from objectcache.sessions import session_keeper
 from objectcache_schemas.messages import GetMetrics, Metrics
 from tests.integration.nixl_reader import BUCKET, CHUNKS, CHUNKS_OF_ALL, LAYOUT, TOKENS
 from tests.integration.served import wait_until

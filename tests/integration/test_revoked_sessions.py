@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.signing import Signer
-from objectcache.memory.web_wire import WebWire
+from objectcache.sessions.web_wire import WebWire
 from objectcache_schemas.errors import AccessDenied, WireError
 from objectcache_schemas.target_messages import ReleaseTarget, TargetEvent
 from tests.integration.tenants import Tenant, new_tenant

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from objectcache import Client, KvLayout
-from objectcache.memory.target_session import own_host_id
+from objectcache.sessions.target_session import own_host_id
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits

@@ -9,7 +9,7 @@ import pytest
 from objectcache.deliveries.consumption import Consumption, ConsumptionMeter, ConsumptionReports
 from objectcache.deliveries.feedback import tell_session
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.learned_windows import (
+from objectcache.learned_windows import (
     DELIVERIES_MAX,
     SHAPES_MAX,
     WINDOW_S_MIN,

@@ -21,9 +21,9 @@ from objectcache import AsyncClient, Client, InvalidRequest
 from objectcache.async_client import AsyncKvBucket, BlockingCalls
 from objectcache.channel.request_labels import current_traceparent
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.memory_file import MemoryFile
-from objectcache.memory.session_wire import FrameParser, SocketWire
-from objectcache.memory.target_session import TargetSession
+from objectcache.landing.memory_file import MemoryFile
+from objectcache.sessions.session_wire import FrameParser, SocketWire
+from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.frames import encode_frame
 from objectcache_schemas.target_messages import (
     LayersConsumed,

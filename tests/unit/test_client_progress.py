@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.payload import PayloadShape
 from objectcache.errors import DeliveryFailed, InvalidRequest
+from objectcache.payload import PayloadShape
 from objectcache_schemas.descriptor import DeliveryMode
 
 COUNTS = st.integers(1, 5)

@@ -16,8 +16,8 @@ from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.requests import Request
 from objectcache.channel.signing import Signer
-from objectcache.deliveries.putting import payload_parts
 from objectcache.errors import InvalidRequest
+from objectcache.puts.putting import payload_parts
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.limits import Limits
 from objectcache_schemas.messages import DeliveryPath

@@ -20,10 +20,10 @@ from objectcache import (
     Unavailable,
 )
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.landing import Landing
-from objectcache.memory.memory_file import FILE_BYTES_MIN, MemoryFile, file_bytes_for
-from objectcache.memory.session_wire import FrameParser
-from objectcache.memory.target_pool import REGIONS_MAX, TargetPool
+from objectcache.landing.memory_file import FILE_BYTES_MIN, MemoryFile, file_bytes_for
+from objectcache.landing.regions import Landing
+from objectcache.landing.target_pool import REGIONS_MAX, TargetPool
+from objectcache.sessions.session_wire import FrameParser
 from objectcache_schemas.errors import Busy, WireError
 from objectcache_schemas.frames import FrameError
 from objectcache_schemas.limits import MIB

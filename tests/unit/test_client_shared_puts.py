@@ -22,7 +22,7 @@ from objectcache import (
     Unavailable,
 )
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.held_targets import HeldTargets
+from objectcache.landing.held_targets import HeldTargets
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.frames import LENGTH

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from objectcache.connectors import adapters as adapters_module
-from objectcache.connectors.adapters import NO_ADAPTER, Adapters
+from objectcache.connectors.identity import adapters as adapters_module
+from objectcache.connectors.identity.adapters import NO_ADAPTER, Adapters
 from objectcache.connectors.sglang.served_model import identity_of
 from objectcache_schemas.errors import InvalidRequest
 from tests.unit.test_vllm_scheduling import (

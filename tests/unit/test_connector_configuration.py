@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from objectcache.connectors.configuration import StoreConfiguration
-from objectcache.memory.fabric_joining import FabricSettings
+from objectcache.connectors.store.configuration import StoreConfiguration
+from objectcache.sessions.fabric_joining import FabricSettings
 from objectcache_schemas.errors import InvalidRequest
 
 GIVEN = {

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from objectcache.connectors.configuration_digest import configuration_digest
-from objectcache.connectors.model_identity import ModelIdentity, identify
-from objectcache.connectors.namespace import KvNamespace
+from objectcache.connectors.identity.configuration_digest import configuration_digest
+from objectcache.connectors.identity.model_identity import ModelIdentity, identify
+from objectcache.connectors.identity.namespace import KvNamespace
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

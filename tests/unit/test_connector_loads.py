@@ -16,15 +16,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from objectcache.connectors.configuration import LOAD_BYTES_MAX, StoreConfiguration
-from objectcache.connectors.load_budget import LoadBudget
-from objectcache.connectors.outage import Outage
 from objectcache.connectors.sglang.staging import Staging
+from objectcache.connectors.store.configuration import LOAD_BYTES_MAX, StoreConfiguration
+from objectcache.connectors.store.load_budget import LoadBudget
+from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.vllm.plans import LoadPlan
 from objectcache.connectors.vllm.worker.loads import Loads
-from objectcache.memory.landing import Landing
-from objectcache.memory.memory_file import file_bytes_for
-from objectcache.memory.target_pool import MemoryInUse, TargetPool, pool_bytes_for
+from objectcache.landing.memory_file import file_bytes_for
+from objectcache.landing.regions import Landing
+from objectcache.landing.target_pool import MemoryInUse, TargetPool, pool_bytes_for
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, Unavailable
 from objectcache_schemas.limits import KIB, MIB
 

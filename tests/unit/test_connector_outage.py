@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from objectcache.connectors.outage import PAUSE_MAX_S, PAUSE_MIN_S, Outage, Pause
+from objectcache.connectors.store.outage import PAUSE_MAX_S, PAUSE_MIN_S, Outage, Pause
 from objectcache_schemas.errors import (
     Busy,
     Conflict,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from objectcache.memory.session_wire import SocketWire
-from objectcache.memory.tags import Tags
-from objectcache.memory.target_session import TargetSession
+from objectcache.sessions.session_wire import SocketWire
+from objectcache.sessions.tags import Tags
+from objectcache.sessions.target_session import TargetSession
 from objectcache_fabrics.verbs_address import TAG_END, Announcement
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.target_messages import LayersReady

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from objectcache.connectors.identity.model_identity import ModelIdentity
 from objectcache.connectors.lmcache import ObjectCacheConnectorAdapter
 from objectcache.connectors.lmcache.geometry import ChunkGeometry
 from objectcache.connectors.lmcache.identities import Identities
+from objectcache.connectors.lmcache.l2_adapter import ObjectCacheL2Adapter
 from objectcache.connectors.lmcache.names import (
     IdentityOf,
     interleaved,
@@ -21,8 +23,6 @@ from objectcache.connectors.lmcache.names import (
 )
 from objectcache.connectors.lmcache.settings import store_configuration
 from objectcache.connectors.lmcache.task_queue import TaskQueue
-from objectcache.connectors.lmcache_l2 import ObjectCacheL2Adapter
-from objectcache.connectors.model_identity import ModelIdentity
 from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
 
 # --- geometry ---

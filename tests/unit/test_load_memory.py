@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from objectcache.connectors.vllm.worker.load_memory import SMALLEST_BYTES, make_ready, ready_lengths
-from objectcache.memory.landing import Region
-from objectcache.memory.memory_file import file_bytes_for
-from objectcache.memory.target_pool import TargetPool, pool_bytes_for
+from objectcache.landing.memory_file import file_bytes_for
+from objectcache.landing.regions import Region
+from objectcache.landing.target_pool import TargetPool, pool_bytes_for
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import GIB, MIB
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from objectcache.memory import nixl_endpoint
-from objectcache.memory.fabric_session import DeviceMemory
 from objectcache.memory.nixl_endpoint import NixlEndpoint
+from objectcache.sessions.fabric_session import DeviceMemory
 from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.errors import (
     DeliveryFailed,

@@ -13,19 +13,20 @@ import pytest
 
 from objectcache import Client, FabricSettings, InvalidRequest
 from objectcache.channel.endpoint import Endpoint
-from objectcache.memory import nixl_endpoint, session_keeper
-from objectcache.memory.fabric_joining import join_fabric
-from objectcache.memory.fabric_session import FabricRegion
+from objectcache.memory import nixl_endpoint
 from objectcache.memory.nixl_endpoint import NixlEndpoint
-from objectcache.memory.session_keeper import (
+from objectcache.sessions import session_keeper
+from objectcache.sessions.fabric_joining import join_fabric
+from objectcache.sessions.fabric_session import FabricRegion
+from objectcache.sessions.session_keeper import (
     PAUSE_MAX_S,
     PAUSE_MIN_S,
     RETRY_AFTER_S,
     SessionKeeper,
     pause_s,
 )
-from objectcache.memory.session_wire import SocketWire
-from objectcache.memory.target_session import TargetSession
+from objectcache.sessions.session_wire import SocketWire
+from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.errors import (
     AccessDenied,
     Busy,

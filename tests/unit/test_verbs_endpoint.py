@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from objectcache.memory.fabric_session import DeviceMemory
 from objectcache.memory.verbs import endpoint as endpoint_module
 from objectcache.memory.verbs.endpoint import VerbsEndpoint
+from objectcache.sessions.fabric_session import DeviceMemory
 from objectcache_schemas.errors import Unavailable
 
 

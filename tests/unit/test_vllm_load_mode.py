@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from objectcache.connectors.load_budget import LoadBudget
+from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.vllm.before_schedule.parked_requests import ParkedRequests
 from objectcache.connectors.vllm.load_mode import EngineSteps, LoadMode, chosen_mode, tell_mode
 from objectcache.connectors.vllm.plans import LoadPlan

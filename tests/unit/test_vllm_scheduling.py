@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from objectcache.connectors.adapters import Adapters
-from objectcache.connectors.load_budget import LoadBudget
-from objectcache.connectors.namespace import KvNamespace
+from objectcache.connectors.identity.adapters import Adapters
+from objectcache.connectors.identity.namespace import KvNamespace
+from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.vllm import ObjectCacheConnector
 from objectcache.connectors.vllm.geometry import EngineGeometry, read_geometry
 from objectcache.connectors.vllm.plans import LoadPlan, SavePlan, StepVerdicts

@@ -18,10 +18,10 @@ from websockets.frames import Close
 from websockets.sync.server import ServerConnection, serve
 
 from objectcache.channel.endpoint import Endpoint
-from objectcache.memory import web_wire
-from objectcache.memory.fabric_session import DeviceMemory, FabricEndpoint, FabricSession
-from objectcache.memory.target_session import TargetSession
-from objectcache.memory.web_wire import WebWire
+from objectcache.sessions import web_wire
+from objectcache.sessions.fabric_session import DeviceMemory, FabricEndpoint, FabricSession
+from objectcache.sessions.target_session import TargetSession
+from objectcache.sessions.web_wire import WebWire
 from objectcache_schemas import headers
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.message import Message

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from objectcache.channel.error_xml import parse_error_fields
-from objectcache.deliveries.payload import PayloadShape
+from objectcache.payload import PayloadShape
 from objectcache_schemas import headers
 from objectcache_schemas.descriptor import DeliveryMode, DeliveryOutcome, Descriptor, MatchReply
 from objectcache_schemas.errors import (

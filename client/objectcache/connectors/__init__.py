@@ -1,5 +1,6 @@
-"""Connectors for inference engines. Each imports its engine only where it is used.
+"""Connectors for inference engines, a folder each, which imports its engine only where it is used.
 
-`configuration` reads what every connector is told, `namespace` names what it stores; the modules
-named after an engine are what that engine loads.
+`store` has what every connector is told of its bucket and asks of it, `identity` names what is
+stored, `timing` learns how long an engine computes. Of the modules beside the folders,
+`missing_engine` serves all, and the others are names that users configure.
 """

@@ -10,9 +10,9 @@ from objectcache.arguments import checked_compute_s
 from objectcache.channel.responses import DeliveryHead
 from objectcache.deliveries.consumption import ConsumptionReports, no_reports
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.payload import Bytes, PayloadShape
 from objectcache.deliveries.receivers import Receiver
-from objectcache.memory.targets import Target
+from objectcache.landing.targets import Target
+from objectcache.payload import Bytes, PayloadShape
 
 CLOSE_TIMEOUT_S = 5.0  # for threads and servers that are about to end anyway
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from objectcache.deliveries.consumption import Consumption, ConsumptionReports
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.learned_windows import FetchShape, LearnedWindows
-from objectcache.memory.target_session import TargetSession
+from objectcache.learned_windows import FetchShape, LearnedWindows
+from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.compute_windows import is_computed, is_no_copy
 from objectcache_schemas.target_messages import LayersConsumed
 

@@ -11,12 +11,12 @@ from objectcache.channel.request_labels import current_traceparent, new_request_
 from objectcache.channel.responses import DeliveryHead, head_of_session_get, parse_delivery_head
 from objectcache.core import ClientCore, TransportChoice
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.learned_windows import FetchShape
 from objectcache.deliveries.receivers import OutcomeReceiver, Receiver, SessionReceiver
-from objectcache.memory.landing import Landing
-from objectcache.memory.session_get import SessionGet
-from objectcache.memory.target_session import TargetSession
-from objectcache.memory.targets import FabricTarget, PlainTarget, Target
+from objectcache.landing.regions import Landing
+from objectcache.landing.targets import FabricTarget, PlainTarget, Target
+from objectcache.learned_windows import FetchShape
+from objectcache.sessions.session_get import SessionGet
+from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.compute_windows import WHOLE_S
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import AccessDenied, InvalidRequest

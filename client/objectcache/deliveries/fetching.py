@@ -20,14 +20,14 @@ from objectcache.deliveries.fetch_request import (
     begin_over_http,
 )
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.payload import PayloadShape
 from objectcache.deliveries.receivers import BodyReceiver, Receiver
-from objectcache.deliveries.refusals import may_fall_back, was_refused
-from objectcache.memory.fabric_session import FabricRegion, GivenRegion, device_memory_of
-from objectcache.memory.landing import Landing, Region, SharedRegion, nothing
-from objectcache.memory.memory_file import MemoryFile
-from objectcache.memory.target_session import TargetSession
-from objectcache.memory.targets import FabricTarget, PlainTarget, SharedMemoryTarget
+from objectcache.landing.memory_file import MemoryFile
+from objectcache.landing.refusals import may_fall_back, was_refused
+from objectcache.landing.regions import Landing, Region, SharedRegion, nothing
+from objectcache.landing.targets import FabricTarget, PlainTarget, SharedMemoryTarget
+from objectcache.payload import PayloadShape
+from objectcache.sessions.fabric_session import FabricRegion, GivenRegion, device_memory_of
+from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unavailable
 

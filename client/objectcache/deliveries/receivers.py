@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from objectcache.channel.http_channel import Exchange
 from objectcache.channel.responses import parse_outcome
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.payload import PayloadShape
-from objectcache.memory.landing import Landing
-from objectcache.memory.session_get import SessionGet
-from objectcache.memory.target_session import TargetSession
+from objectcache.landing.regions import Landing
+from objectcache.payload import PayloadShape
+from objectcache.sessions.session_get import SessionGet
+from objectcache.sessions.target_session import TargetSession
 from objectcache.thread_reserve import ThreadReserve
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.limits import MIB

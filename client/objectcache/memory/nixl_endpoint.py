@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from objectcache.memory.fabric_session import DRAM, DeviceMemory, FabricEndpoint
+from objectcache.sessions.fabric_session import DRAM, DeviceMemory, FabricEndpoint
 from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported
 from objectcache_schemas.message import Message

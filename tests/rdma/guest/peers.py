@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from objectcache.memory.fabric_session import DeviceMemory
 from objectcache.memory.verbs.endpoint import VerbsEndpoint
+from objectcache.sessions.fabric_session import DeviceMemory
 from objectcache_fabrics.pyverbs_binding import load_pyverbs
 from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
 from objectcache_schemas.errors import ObjectCacheError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from objectcache.connectors.model_identity import ModelIdentity, identify
+from objectcache.connectors.identity.model_identity import ModelIdentity, identify
 
 MODELS_MAX = 1024  # remembered; the files of others are looked at with every task
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from objectcache.connectors.identity.model_identity import ModelIdentity
+from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.lmcache.geometry import ChunkGeometry
-from objectcache.connectors.model_identity import ModelIdentity
-from objectcache.connectors.namespace import KvNamespace
 
 _NAMESPACES_MAX = 1024  # remembered; one a model, rank and tag or salt
 

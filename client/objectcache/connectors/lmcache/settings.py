@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from objectcache.connectors.configuration import StoreConfiguration
+from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache_schemas.errors import InvalidRequest
 
 _OF_THE_LOADER = ("module_path", "class_name")

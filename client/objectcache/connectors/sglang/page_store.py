@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from objectcache.connectors.load_budget import LoadBudget
-from objectcache.connectors.namespace import KvNamespace
-from objectcache.connectors.outage import Outage
+from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.sglang.page_source import Page, PageSource, fill_page
 from objectcache.connectors.sglang.staging import Staging
-from objectcache.connectors.stored_chunks import match_prefix, put_chunks_absent
+from objectcache.connectors.store.load_budget import LoadBudget
+from objectcache.connectors.store.outage import Outage
+from objectcache.connectors.store.stored_chunks import match_prefix, put_chunks_absent
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.targets import RegisteredTarget
+from objectcache.landing.targets import RegisteredTarget
 from objectcache_schemas.compute_windows import WHOLE_S
 from objectcache_schemas.limits import MIB
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from objectcache.connectors.adapters import adapter_revision
-from objectcache.connectors.model_identity import HUB_REVISION, ModelIdentity, identify
+from objectcache.connectors.identity.adapters import adapter_revision
+from objectcache.connectors.identity.model_identity import HUB_REVISION, ModelIdentity, identify
 from objectcache_schemas.errors import InvalidRequest
 
 # Arguments of SGLang that change KV under one model path, beside what every key has anyway.

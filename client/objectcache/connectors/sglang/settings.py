@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from objectcache.client import Client
-from objectcache.connectors.bucket import open_bucket
-from objectcache.connectors.configuration import StoreConfiguration
-from objectcache.connectors.model_identity import ModelIdentity
-from objectcache.connectors.namespace import KvNamespace
-from objectcache.connectors.outage import Outage
+from objectcache.connectors.identity.model_identity import ModelIdentity
+from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.sglang.page_store import PageStore
+from objectcache.connectors.store.configuration import StoreConfiguration
+from objectcache.connectors.store.open_bucket import open_bucket
+from objectcache.connectors.store.outage import Outage
 from objectcache_schemas.layout import KvLayout
 
 TIMEOUT_S = 5.0  # of loads and puts, which threads wait for; recomputing is always possible

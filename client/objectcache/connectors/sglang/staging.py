@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from objectcache.connectors.sglang.host_layouts import Bytes
-from objectcache.memory.targets import RegisteredTarget
+from objectcache.landing.targets import RegisteredTarget
 from objectcache_schemas.errors import ObjectCacheError
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from objectcache.connectors.adapters import Adapters
-from objectcache.connectors.load_budget import LoadBudget
+from objectcache.connectors.identity.adapters import Adapters
 from objectcache.connectors.missing_engine import missing_engine
-from objectcache.connectors.stored_chunks import match_prefix
+from objectcache.connectors.store.load_budget import LoadBudget
+from objectcache.connectors.store.stored_chunks import match_prefix
 from objectcache.connectors.timing.moments import clock_of
 from objectcache.connectors.vllm.before_schedule.parked_loads import LOADS_MAX
 from objectcache.connectors.vllm.before_schedule.side_copies import side_copies_of
@@ -44,7 +44,7 @@ from objectcache.connectors.vllm.worker.worker_side import (
     staging_slots,
 )
 from objectcache.core import TransportChoice
-from objectcache.memory.target_pool import REGIONS_MAX
+from objectcache.landing.target_pool import REGIONS_MAX
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
 

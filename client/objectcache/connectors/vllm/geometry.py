@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from objectcache.connectors.model_identity import HUB_REVISION, ModelIdentity, identify
-from objectcache.connectors.namespace import KvNamespace, compute_fingerprint
+from objectcache.connectors.identity.model_identity import HUB_REVISION, ModelIdentity, identify
+from objectcache.connectors.identity.namespace import KvNamespace, compute_fingerprint
 from objectcache_schemas.errors import InvalidRequest
 
 _HASHES = ("sha256", "sha256_cbor")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from objectcache.connectors.configuration import StoreConfiguration
+from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache.connectors.vllm.load_mode import LoadMode
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB

@@ -9,10 +9,10 @@ from dataclasses import replace
 from logging import Logger
 
 from objectcache.client import Client
-from objectcache.connectors.bucket import open_bucket
-from objectcache.connectors.configuration import StoreConfiguration
+from objectcache.connectors.store.configuration import StoreConfiguration
+from objectcache.connectors.store.open_bucket import open_bucket
 from objectcache.kv_bucket import KvBucket
-from objectcache.memory.targets import RegisteredTarget
+from objectcache.landing.targets import RegisteredTarget
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 

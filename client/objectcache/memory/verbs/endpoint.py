@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from objectcache.memory.fabric_session import DeviceMemory, FabricEndpoint
+from objectcache.sessions.fabric_session import DeviceMemory, FabricEndpoint
 from objectcache_fabrics.verbs_address import VerbsAddress
 from objectcache_fabrics.verbs_device import VerbsDevice, VerbsRegion
 from objectcache_fabrics.verbs_queue_pair import Completion, QueuePair

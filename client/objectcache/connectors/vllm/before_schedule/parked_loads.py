@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager
 
-from objectcache.connectors.outage import Outage
+from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.vllm.before_schedule.side_copies import SideCopies
 from objectcache.connectors.vllm.plans import LoadPlan
 from objectcache.connectors.vllm.store import Complaints

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from objectcache.connectors.load_budget import LoadBudget
+from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.vllm.plans import LoadPlan
 
 

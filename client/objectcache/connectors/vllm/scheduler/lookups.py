@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from objectcache.connectors.namespace import KvNamespace, keys_of_all_ranks
-from objectcache.connectors.outage import Outage
+from objectcache.connectors.identity.namespace import KvNamespace, keys_of_all_ranks
+from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.vllm.store import Complaints
 
 logger = logging.getLogger("objectcache.connectors.vllm")

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from objectcache.connectors.adapters import Adapters
-from objectcache.connectors.load_budget import LoadBudget
+from objectcache.connectors.identity.adapters import Adapters
+from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.timing.compute_windows import BatchShape
 from objectcache.connectors.vllm.before_schedule.parked_requests import ParkedRequests
 from objectcache.connectors.vllm.geometry import EngineGeometry

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from objectcache.connectors.adapters import NO_ADAPTER
+from objectcache.connectors.identity.adapters import NO_ADAPTER
 from objectcache.connectors.vllm.scheduler.lookups import NOTHING_STORED, Lookup
 
 

@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from objectcache.memory.memory_file import file_bytes_for
-from objectcache.memory.target_pool import OVERSIZE_MAX
+from objectcache.landing.memory_file import file_bytes_for
+from objectcache.landing.target_pool import OVERSIZE_MAX
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.limits import MIB
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 
-from objectcache.connectors.outage import Outage, forget_frames
+from objectcache.connectors.store.outage import Outage, forget_frames
 from objectcache.connectors.vllm.plans import LoadPlan
 from objectcache.connectors.vllm.store import Complaints
 from objectcache.connectors.vllm.worker.paged_layout import PagedLayer

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from objectcache.connectors.vllm.worker.paged_layout import Bytes
-from objectcache.memory.targets import RegisteredTarget
+from objectcache.landing.targets import RegisteredTarget
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 

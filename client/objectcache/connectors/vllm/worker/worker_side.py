@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from objectcache.connectors.stored_chunks import put_chunks_absent
+from objectcache.connectors.store.stored_chunks import put_chunks_absent
 from objectcache.connectors.timing.moments import Clock
 from objectcache.connectors.vllm.before_schedule.parked_loads import ParkedLoads
 from objectcache.connectors.vllm.before_schedule.side_copies import SideCopies

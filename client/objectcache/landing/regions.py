@@ -6,9 +6,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from objectcache.deliveries.payload import Bytes
-from objectcache.memory.memory_file import MemoryFile
-from objectcache.memory.target_session import TargetSession
+from objectcache.landing.memory_file import MemoryFile
+from objectcache.payload import Bytes
+from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 
 

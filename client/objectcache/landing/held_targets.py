@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from objectcache.memory.targets import RegisteredTarget
+from objectcache.landing.targets import RegisteredTarget
 
 
 class HeldTargets:

@@ -15,10 +15,10 @@ from objectcache.channel.credentials_file import read_credentials
 from objectcache.channel.endpoint import Endpoint
 from objectcache.client import CONNECTIONS_MAX, DEFAULT_REGION, TIMEOUT_S, Client
 from objectcache.core import TransportChoice
-from objectcache.memory.fabric_joining import FabricSettings
-from objectcache.memory.memory_file import FILE_BYTES_MIN
-from objectcache.memory.target_pool import pool_bytes_for
-from objectcache.memory.targets import RegisteredTarget
+from objectcache.landing.memory_file import FILE_BYTES_MIN
+from objectcache.landing.target_pool import pool_bytes_for
+from objectcache.landing.targets import RegisteredTarget
+from objectcache.sessions.fabric_joining import FabricSettings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB
 

@@ -10,11 +10,11 @@ import numpy as np
 from objectcache.channel import requests
 from objectcache.channel.responses import PutResult, parse_reply
 from objectcache.core import ClientCore, RegisteredMemory
-from objectcache.deliveries.put_request import PutRequest
-from objectcache.deliveries.refusals import was_refused
-from objectcache.memory.landing import Landing
-from objectcache.memory.target_session import TargetSession
-from objectcache.memory.targets import RegisteredTarget
+from objectcache.landing.refusals import was_refused
+from objectcache.landing.regions import Landing
+from objectcache.landing.targets import RegisteredTarget
+from objectcache.puts.put_request import PutRequest
+from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import Busy, InvalidRequest
 from objectcache_schemas.limits import MIB

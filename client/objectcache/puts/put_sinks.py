@@ -11,10 +11,10 @@ from objectcache.channel import requests
 from objectcache.channel.http_channel import Upload
 from objectcache.channel.responses import PutResult, parse_reply
 from objectcache.core import ClientCore, TransportChoice
-from objectcache.deliveries.payload import Bytes
-from objectcache.deliveries.put_request import PutRequest
-from objectcache.deliveries.refusals import may_fall_back
-from objectcache.deliveries.registered_put import (
+from objectcache.landing.refusals import may_fall_back
+from objectcache.payload import Bytes
+from objectcache.puts.put_request import PutRequest
+from objectcache.puts.registered_put import (
     RegisteredPayload,
     memory_for_payload,
     put_registered,

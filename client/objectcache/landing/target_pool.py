@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from objectcache.memory.landing import Landing, Region, SharedRegion, nothing
-from objectcache.memory.memory_file import MemoryFile, file_bytes_for
+from objectcache.landing.memory_file import MemoryFile, file_bytes_for
+from objectcache.landing.regions import Landing, Region, SharedRegion, nothing
 from objectcache_schemas.errors import Busy, InvalidRequest
 from objectcache_schemas.limits import MIB
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from objectcache.memory.target_session import TargetSession
+from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.errors import AccessDenied, Busy, ObjectCacheError, Retry, Unavailable
 
 RETRY_AFTER_S = 30.0  # somebody may change what does not change by itself

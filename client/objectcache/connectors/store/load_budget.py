@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from objectcache.memory.memory_file import file_bytes_for
-from objectcache.memory.target_pool import REGIONS_MAX
+from objectcache.landing.memory_file import file_bytes_for
+from objectcache.landing.target_pool import REGIONS_MAX
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import MIB
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from objectcache.channel.responses import SessionReply
-from objectcache.memory.session_get import SessionGet
-from objectcache.memory.session_wire import SessionWire, SocketWire
-from objectcache.memory.tags import Tags
+from objectcache.sessions.session_get import SessionGet
+from objectcache.sessions.session_wire import SessionWire, SocketWire
+from objectcache.sessions.tags import Tags
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported, WireError
 from objectcache_schemas.frames import FrameError, encode_frame
 from objectcache_schemas.message import PROTOCOL_VERSION, Message

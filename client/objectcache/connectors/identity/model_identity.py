@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from objectcache.connectors.configuration_digest import configuration_digest
-from objectcache.connectors.model_files import (
+from objectcache.connectors.identity.configuration_digest import configuration_digest
+from objectcache.connectors.identity.model_files import (
     files_revision,
     hub_cache_of,
     model_directory,

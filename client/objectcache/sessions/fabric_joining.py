@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from objectcache.channel.endpoint import Endpoint
-from objectcache.memory.fabric_session import FabricEndpoint, FabricSession
 from objectcache.memory.nixl_endpoint import NixlEndpoint
-from objectcache.memory.web_wire import WebWire
+from objectcache.sessions.fabric_session import FabricEndpoint, FabricSession
+from objectcache.sessions.web_wire import WebWire
 from objectcache_fabrics import nixl_agent
 from objectcache_schemas.errors import InvalidRequest, Unavailable, Unsupported
 

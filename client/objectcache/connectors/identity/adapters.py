@@ -6,7 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from objectcache.connectors.model_files import files_revision, hub_cache_of, model_directory
+from objectcache.connectors.identity.model_files import (
+    files_revision,
+    hub_cache_of,
+    model_directory,
+)
 
 ADAPTERS_MAX = 4096  # remembered; requests with others are left alone
 NO_ADAPTER = ""

@@ -12,22 +12,22 @@ import numpy.typing as npt
 
 from objectcache.channel.responses import PutResult
 from objectcache.core import ClientCore, TransportChoice
-from objectcache.deliveries.put_request import PutRequest
-from objectcache.deliveries.put_sinks import (
+from objectcache.landing.refusals import may_fall_back
+from objectcache.puts.put_request import PutRequest
+from objectcache.puts.put_sinks import (
     KeptSink,
     PutSink,
     UploadSink,
     open_registered_sink,
     put_body,
 )
-from objectcache.deliveries.refusals import may_fall_back
-from objectcache.deliveries.registered_put import (
+from objectcache.puts.registered_put import (
     claim_held,
     held_payload,
     held_run,
     put_registered,
 )
-from objectcache.memory.fabric_session import device_memory_of
+from objectcache.sessions.fabric_session import device_memory_of
 from objectcache_schemas.errors import InvalidRequest, NotFound, Unavailable
 
 

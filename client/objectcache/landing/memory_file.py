@@ -8,7 +8,7 @@ import os
 
 import numpy as np
 
-from objectcache.deliveries.payload import Bytes
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import MIB
 

@@ -17,7 +17,7 @@ import msgspec
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.requests import join_session
 from objectcache.channel.responses import parse_error
-from objectcache.memory.session_wire import EVENT_BYTES_MAX, SessionWire
+from objectcache.sessions.session_wire import EVENT_BYTES_MAX, SessionWire
 from objectcache_schemas import headers
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.frames import FrameError

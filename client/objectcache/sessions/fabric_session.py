@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from objectcache.deliveries.payload import Bytes
-from objectcache.memory.landing import Region
-from objectcache.memory.session_wire import SessionWire
-from objectcache.memory.target_session import LayerSink, TargetSession
+from objectcache.landing.regions import Region
+from objectcache.payload import Bytes
+from objectcache.sessions.session_wire import SessionWire
+from objectcache.sessions.target_session import LayerSink, TargetSession
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.message import Message
 from objectcache_schemas.target_messages import (

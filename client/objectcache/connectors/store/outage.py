@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from objectcache.memory.target_pool import MemoryInUse
+from objectcache.landing.target_pool import MemoryInUse
 from objectcache_schemas.errors import Busy, DeliveryFailed, ObjectCacheError, Unavailable
 
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 30.0

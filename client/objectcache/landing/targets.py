@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from objectcache.deliveries.payload import Bytes
-from objectcache.memory.landing import Landing, Region, nothing
+from objectcache.landing.regions import Landing, Region, nothing
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
 

@@ -1,0 +1,1 @@
+"""Hugging Face Transformers: a cache whose layers arrive one by one."""

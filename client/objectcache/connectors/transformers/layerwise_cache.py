@@ -1,0 +1,227 @@
+"""Reuse of stored prefixes by Hugging Face Transformers: a cache whose layers arrive one by one.
+
+Run with transformers 5.23; docs/transformers.md has an example. A chunk is
+`[layer][K, V][token][head][dim]` of one sequence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from objectcache.connectors.identity.model_identity import identify
+from objectcache.connectors.identity.namespace import KvNamespace
+from objectcache.connectors.missing_engine import missing_engine
+from objectcache.connectors.transformers.layer_timings import LayerTimings
+from objectcache.deliveries.delivery import Delivery
+from objectcache_schemas.errors import InvalidRequest, Unsupported
+from objectcache_schemas.layout import KvLayout
+
+try:
+    import torch as _torch  # pyright: ignore[reportMissingImports]
+    from transformers.cache_utils import (  # pyright: ignore[reportMissingImports]
+        DynamicCache as _DynamicCache,
+    )
+    from transformers.cache_utils import (  # pyright: ignore[reportMissingImports]
+        DynamicLayer as _DynamicLayer,
+    )
+except ImportError as error:
+    _torch = missing_engine("torch", error)
+    _DynamicCache = missing_engine("transformers", error)
+    _DynamicLayer = missing_engine("transformers", error)
+
+Bytes = npt.NDArray[np.uint8]
+_LAYOUT = "transformers:l2thd"
+
+
+def layout_of(
+    config: Any,
+    dtype: Any,
+    *,
+    chunk_tokens: int,
+    weights_revision: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> KvLayout:
+    """The KV layout of a model's bucket, from its configuration and the dtype of its KV.
+
+    `weights_revision` is whatever tells its weights from others under the same name; left out, it
+    is the hub's commit or a digest of the files where the model was loaded from, and the log warns
+    where there is neither (`model_identity.identify`). `environment` tells where the hub's cache
+    is. Raises `InvalidRequest` where `dtype` is no torch.dtype, and `Unsupported` for a model with
+    layers other than full attention, and for one that takes more than text. Adapters are not seen:
+    they need a `weights_revision` of their own.
+    """
+    if not isinstance(getattr(dtype, "itemsize", None), int):
+        raise InvalidRequest(f"dtype must be a torch.dtype, got {dtype!r}")
+    text = config.get_text_config(decoder=True)
+    if text is not config:
+        raise Unsupported(
+            f"{config.model_type} models are not supported: what they compute from images or sound "
+            "is in no key; models of text alone are"
+        )
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise Unsupported(f"layers of {sorted(kinds)} are not supported; full attention alone is")
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    name = str(dtype)
+    identity = identify(
+        getattr(config, "name_or_path", "") or config.model_type,
+        weights_revision,
+        os.environ if environment is None else environment,
+        configuration=config,
+    )
+    namespace = KvNamespace(
+        model=identity.model,
+        weights_revision=identity.weights_revision,
+        dtype=name,
+        layout=f"{_LAYOUT}:h{heads}:d{width}",
+        hashing="objectcache",
+        configuration=identity.configuration,
+    )
+    return KvLayout(
+        num_layers=text.num_hidden_layers,
+        chunk_tokens=chunk_tokens,
+        per_layer_chunk_bytes=2 * chunk_tokens * heads * width * dtype.itemsize,
+        dtype=name,
+        fingerprint=namespace.prefix,
+    )
+
+
+class LayerwiseCache(_DynamicCache):
+    """The KV of a stored prefix, to be passed to a model as `past_key_values`.
+
+    It has the prefix's length from the start, and blocks where the model needs a layer that has not
+    arrived. The delivery must stay open until the model has run. Raises what `Delivery.wait_layer`
+    raises, out of the model: `DeliveryFailed` means to compute the prefix.
+    """
+
+    layers: list[Any]
+
+    def __init__(
+        self,
+        config: Any,
+        delivery: Delivery,
+        layout: KvLayout,
+        timings: LayerTimings | None = None,
+    ) -> None:
+        """`layout` is `layout_of` the same configuration. With its model's `timings` the server
+        hears how long each layer was computed; without, what its waits tell, and on a device, of
+        which they tell nothing, not even that. Raises `InvalidRequest` where the delivery has not
+        all of its layers.
+        """
+        super().__init__(config=config)
+        if delivery.layers != range(layout.num_layers) or len(self.layers) != layout.num_layers:
+            raise InvalidRequest(
+                f"the delivery has the layers {delivery.layers}, the model {len(self.layers)}"
+            )
+        self.layers = [
+            _ArrivingLayer(delivery, index, layout.chunk_tokens, timings)
+            for index in range(layout.num_layers)
+        ]
+
+
+class _ArrivingLayer(_DynamicLayer):
+    """One layer: the prefix's KV when it has come, and what the model adds to it."""
+
+    def __init__(
+        self, delivery: Delivery, layer: int, chunk_tokens: int, timings: LayerTimings | None
+    ) -> None:
+        super().__init__()
+        self._delivery: Delivery | None = delivery
+        self._layer = layer
+        self._chunk_tokens = chunk_tokens
+        self._timings = timings
+
+    def get_seq_length(self) -> int:
+        if self._delivery is not None:
+            return self._delivery.chunk_count * self._chunk_tokens
+        length: int = super().get_seq_length()
+        return length
+
+    def update(
+        self, key_states: Any, value_states: Any, *arguments: Any, **more: Any
+    ) -> tuple[Any, Any]:
+        delivery, self._delivery = self._delivery, None
+        timings, self._timings = self._timings, None
+        if delivery is not None and self._layer == delivery.layers.start:
+            self._begin(delivery, timings, key_states)
+        if timings is not None:
+            timings.wait_begins()
+        if delivery is not None and delivery.chunk_count:
+            self._join(delivery, key_states, value_states)
+        else:
+            super().update(key_states, value_states, *arguments, **more)
+        if delivery is not None and timings is not None:
+            timings.wait_ended(self._layer, is_last=self._layer == delivery.layers.stop - 1)
+        return self.keys, self.values
+
+    def _begin(self, delivery: Delivery, timings: LayerTimings | None, key_states: Any) -> None:
+        if timings is not None:
+            before = delivery.chunk_count * self._chunk_tokens
+            timings.prefill_begins(delivery, key_states.shape[-2], before)
+        elif key_states.device.type != "cpu":
+            delivery.report_explicitly()  # the calls run ahead of the device
+
+    def _join(self, delivery: Delivery, key_states: Any, value_states: Any) -> None:
+        payload = delivery.wait_layer(self._layer)
+        stored = _chunks_view(payload, self._chunk_tokens, key_states)
+        self.lazy_initialization(key_states, value_states)
+        self.keys = _joined(stored[:, 0], key_states)
+        self.values = _joined(stored[:, 1], value_states)
+
+    def reset(self) -> None:
+        self._delivery = self._timings = None
+        super().reset()
+
+
+def _chunks_view(payload: Bytes, chunk_tokens: int, like: Any) -> Any:
+    """A layer payload as (chunk, K or V, head, token, dim), a view of it."""
+    batch, heads, _, width = like.shape
+    if batch != 1:
+        raise InvalidRequest(f"a stored prefix is one sequence, the model was given {batch}")
+    values = _torch.from_numpy(payload).to(like.device).view(like.dtype)
+    return values.view(len(payload), 2, chunk_tokens, heads, width).transpose(2, 3)
+
+
+def _joined(chunks: Any, more: Any) -> Any:
+    """(chunk, head, token, dim) and then (1, head, token, dim), in new memory: one copy each."""
+    count, heads, tokens, width = chunks.shape
+    prefix_tokens = count * tokens
+    joined = more.new_empty((1, heads, prefix_tokens + more.shape[-2], width))
+    prefix = joined[0, :, :prefix_tokens].unflatten(1, (count, tokens))
+    _copy(prefix, chunks.transpose(0, 1))
+    joined[:, :, prefix_tokens:].copy_(more)
+    return joined
+
+
+def _copy(target: Any, source: Any) -> None:
+    """Copy elements; in memory of the CPU as rows of bytes, which torch does more slowly."""
+    if target.device.type == source.device.type == "cpu":
+        rows = [tensor.detach().view(_torch.uint8).numpy() for tensor in (target, source)]
+        np.copyto(*rows)
+    else:
+        target.copy_(source)
+
+
+def chunks_of(cache: Any, chunk_count: int, layout: KvLayout) -> Bytes:
+    """The first chunks of a cache of one sequence, for `KvBucket.put`: uint8[chunk_count,
+    num_layers, per_layer_chunk_bytes]. Raises `InvalidRequest` where the cache holds fewer tokens.
+    """
+    tokens = chunk_count * layout.chunk_tokens
+    if cache.get_seq_length() < tokens:
+        raise InvalidRequest(f"the cache holds {cache.get_seq_length()} tokens, not {tokens}")
+    shape = (chunk_count, layout.num_layers, layout.per_layer_chunk_bytes)
+    chunks = np.empty(shape, np.uint8)
+    out = _torch.from_numpy(chunks)
+    for index, layer in enumerate(cache.layers):
+        for part, states in enumerate((layer.keys, layer.values)):
+            _, heads, _, width = states.shape
+            place = out[:, index].view(states.dtype).view(chunk_count, 2, -1, heads, width)
+            kept = states[0, :, :tokens].unflatten(1, (chunk_count, layout.chunk_tokens))
+            _copy(place[:, part], kept.permute(1, 2, 0, 3))
+    return chunks

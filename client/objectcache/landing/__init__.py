@@ -1,0 +1,1 @@
+"""Where the bytes of a delivery or put lie: who may write there, and when it is free again."""

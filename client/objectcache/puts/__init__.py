@@ -1,0 +1,1 @@
+"""Storing chunks: whole, or layer by layer."""

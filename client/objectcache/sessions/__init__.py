@@ -1,0 +1,1 @@
+"""Connections to the storage server: they register memory and hear of layers."""
