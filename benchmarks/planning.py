@@ -10,8 +10,8 @@ from benchmarks.prefix import LAYERS, Geometry
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import Limits
+from objectcache_storage_server.deliveries.plan import Plan, plan_chunks
 from objectcache_storage_server.engines.base import Placement
-from objectcache_storage_server.plan import Plan, plan_chunks
 
 GROUP = "Planning"
 CHUNK_COUNT = 10_000

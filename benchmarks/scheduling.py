@@ -24,10 +24,10 @@ from objectcache_schemas.schedule import (
     ScheduleConfiguration,
     TenantShare,
 )
-from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.due_times import PLANNED_MAX
-from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
+from objectcache_storage_server.scheduling.fragments import Fragment
+from objectcache_storage_server.scheduling.lanes.due_times import PLANNED_MAX
+from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Scheduler, Wait
 
 GROUP = "Scheduling"

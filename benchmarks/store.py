@@ -18,14 +18,14 @@ from objectcache_runtime.settings import ServerSettings, Settings, StorageSettin
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, Verification
-from objectcache_storage_server.connections.target_source import piece_bytes
-from objectcache_storage_server.deliver import Delivery
-from objectcache_storage_server.dispatcher import Dispatcher
+from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.deliveries.dispatcher import Dispatcher
+from objectcache_storage_server.deliveries.plan import plan_chunks, target_fragment_bytes
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.geometry import Geometry as ExtentGeometry
 from objectcache_storage_server.engines.open import open_local_engine
-from objectcache_storage_server.plan import plan_chunks, target_fragment_bytes
+from objectcache_storage_server.puts.target_source import piece_bytes
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.overlap import ttft_of_arrivals
+from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import Scheduler, Wait
+from objectcache_storage_server.scheduling.ttft_model import ttft_of_arrivals
 
 WAITS_IN_PLACE_MAX = 1000  # a decision of many steps is made in several
 

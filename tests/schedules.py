@@ -11,9 +11,9 @@ from objectcache_schemas.schedule import (
     ScheduleConfiguration,
     TenantShare,
 )
-from objectcache_storage_server.plan import Plan
+from objectcache_storage_server.deliveries.plan import Plan
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.flow import Job
+from objectcache_storage_server.scheduling.lanes.delivery_flow import Job
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.compare.cells import Cell
 from benchmarks.compare.ways import Way
-from objectcache_storage_server.scheduling.overlap import ttft_of_arrivals
+from objectcache_storage_server.scheduling.ttft_model import ttft_of_arrivals
 
 GB = 1e9
 FIRST_LAYER_GOAL = 0.5  # of the best peer's, at most

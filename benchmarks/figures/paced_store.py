@@ -17,8 +17,8 @@ from benchmarks.prefix import fill_chunks
 from benchmarks.store import BUCKET, Passing, Store
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.schedule import ScheduleConfiguration
-from objectcache_storage_server.deliver import Delivery
-from objectcache_storage_server.plan import plan_chunks, target_fragment_bytes
+from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.deliveries.plan import plan_chunks, target_fragment_bytes
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
 

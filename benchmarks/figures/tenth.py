@@ -24,7 +24,7 @@ from benchmarks.figures.plots import grouped_bars, legend_above, panels
 from benchmarks.figures.scaled import ScaledRequest, schedule
 from benchmarks.figures.served import Served, served
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_storage_server.scheduling.overlap import ttft_at_rate
+from objectcache_storage_server.scheduling.ttft_model import ttft_at_rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

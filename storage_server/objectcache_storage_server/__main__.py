@@ -15,17 +15,17 @@ import uvloop
 from objectcache_runtime.logs import configure_logging
 from objectcache_runtime.settings import Settings, check_paths, parse_command_line
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
-from objectcache_storage_server import multipart
 from objectcache_storage_server.accounts import lost_accounts
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.connections.server import StorageServer
-from objectcache_storage_server.connections.uploads import count_uploads
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.open import open_engine
-from objectcache_storage_server.fabrics import check_nixl_devices
 from objectcache_storage_server.heap import HeapTrimmer, bound_arenas
+from objectcache_storage_server.s3 import multipart
+from objectcache_storage_server.s3.upload_requests import count_uploads
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.export import open_export
+from objectcache_storage_server.transports.fabrics import check_nixl_devices
 
 DESCRIPTION = "Run ObjectCache's storage server: engines, deliveries and their transports."
 

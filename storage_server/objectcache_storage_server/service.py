@@ -24,28 +24,28 @@ from objectcache_storage_server.accounts.in_flight import InFlight
 from objectcache_storage_server.accounts.quota_book import QuotaBook
 from objectcache_storage_server.accounts.request_tokens import RequestTokens
 from objectcache_storage_server.accounts.stored_ledger import StoredLedger
-from objectcache_storage_server.buffers import BufferPool
-from objectcache_storage_server.client_pace import SlowClients, watch
-from objectcache_storage_server.connections.sessions import SessionServer
-from objectcache_storage_server.dispatcher import Dispatcher
+from objectcache_storage_server.admission.buffers import BufferPool
+from objectcache_storage_server.admission.client_pace import SlowClients, watch
+from objectcache_storage_server.admission.entrance import Entrance, Gone, drained
+from objectcache_storage_server.admission.line_waits import LineWaits
+from objectcache_storage_server.admission.memory_line import MemoryGrants
+from objectcache_storage_server.admission.put_slots import PutSlots
+from objectcache_storage_server.conversations.read_passes import Versions
+from objectcache_storage_server.conversations.sessions import SessionServer
+from objectcache_storage_server.conversations.tickets import TicketBook
+from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.entrance import Entrance, Gone, drained
-from objectcache_storage_server.fabrics import Fabrics
-from objectcache_storage_server.lifecycle import LifecycleCounts, LifecycleSweeper
-from objectcache_storage_server.line_waits import LineWaits
-from objectcache_storage_server.memory_line import MemoryGrants
 from objectcache_storage_server.metrics.engine_times import time_engine
 from objectcache_storage_server.metrics.storage_counts import StorageCounts
-from objectcache_storage_server.put_slots import PutSlots
-from objectcache_storage_server.read_passes import Versions
-from objectcache_storage_server.schedule_changes import ScheduleBook
-from objectcache_storage_server.schedule_view import copy_schedule
-from objectcache_storage_server.scheduling.compute_windows import WindowFinder
+from objectcache_storage_server.operators.change_schedule import ScheduleBook
+from objectcache_storage_server.operators.view_schedule import copy_schedule
+from objectcache_storage_server.s3.lifecycle import LifecycleCounts, LifecycleSweeper
 from objectcache_storage_server.scheduling.scheduler import Scheduler
-from objectcache_storage_server.targets import TargetRegistry
-from objectcache_storage_server.tickets import TicketBook
+from objectcache_storage_server.scheduling.windows.find_windows import WindowFinder
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.tracing.trace_book import TraceBook
+from objectcache_storage_server.transports.fabrics import Fabrics
+from objectcache_storage_server.transports.targets import TargetRegistry
 
 if TYPE_CHECKING:
     from objectcache_runtime.metric_families import MetricsPage

@@ -24,20 +24,14 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarge
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
 from objectcache_schemas.records import BucketInfo
 from objectcache_schemas.target_messages import DeliveryFailure, LayersReady
-from objectcache_storage_server.buffers import BufferPool, MemoryGrant
-from objectcache_storage_server.client_pace import ClientPace
-from objectcache_storage_server.connections.sockets import StreamSocket
-from objectcache_storage_server.deliver import Delivery, DeliveryState
-from objectcache_storage_server.dispatcher import Dispatcher
+from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
+from objectcache_storage_server.admission.client_pace import ClientPace
+from objectcache_storage_server.conversations.sockets import StreamSocket
+from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.dispatcher import Dispatcher
+from objectcache_storage_server.deliveries.plan import ChunkPlan, plan_chunks
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.plan import ChunkPlan, plan_chunks
-from objectcache_storage_server.targets import (
-    Lease,
-    RemoteTargetMemory,
-    TargetOwner,
-    TargetRegistry,
-)
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport
@@ -46,6 +40,12 @@ from objectcache_storage_server.transports.memory import MemoryTransport
 from objectcache_storage_server.transports.nixl import NixlFabric
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 from objectcache_storage_server.transports.staged import StagedTransport
+from objectcache_storage_server.transports.targets import (
+    Lease,
+    RemoteTargetMemory,
+    TargetOwner,
+    TargetRegistry,
+)
 from tests.schedules import a_recorder, a_scheduler, demand_of
 from tests.storage_client import sealed_memory_file
 

@@ -18,7 +18,7 @@ from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.messages import ListObjects
-from objectcache_storage_server.listing import list_objects
+from objectcache_storage_server.s3.list_objects import list_objects
 from tests.fuzz.frame_seeds import encoded
 from tests.fuzz.heads import BUCKET
 from tests.fuzz.servers import Servers

@@ -23,11 +23,11 @@ from objectcache.kv_bucket import KvBucket
 from objectcache.sessions.target_session import TargetSession, own_host_id
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.target_messages import LayersConsumed
-from objectcache_storage_server.connections.sessions import Session, SessionServer
-from objectcache_storage_server.connections.sockets import StreamSocket
-from objectcache_storage_server.fabrics import Fabrics
-from objectcache_storage_server.targets import TargetRegistry
-from objectcache_storage_server.tickets import TicketBook
+from objectcache_storage_server.conversations.sessions import Session, SessionServer
+from objectcache_storage_server.conversations.sockets import StreamSocket
+from objectcache_storage_server.conversations.tickets import TicketBook
+from objectcache_storage_server.transports.fabrics import Fabrics
+from objectcache_storage_server.transports.targets import TargetRegistry
 from tests.servers import RunningServer
 
 LAYOUT = KvLayout(

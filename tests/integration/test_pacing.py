@@ -22,13 +22,13 @@ from objectcache_schemas.limits import KIB
 from objectcache_schemas.records import BucketInfo
 from objectcache_schemas.schedule import FOR_LIFE, PolicyName, ScheduleChanges
 from objectcache_schemas.traces import DeliveryTrace
-from objectcache_storage_server.deliver import Delivery, DeliveryState
-from objectcache_storage_server.dispatcher import Dispatcher
+from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.dispatcher import Dispatcher
+from objectcache_storage_server.deliveries.plan import plan_chunks
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.plan import plan_chunks
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.flow import Flow
+from objectcache_storage_server.scheduling.lanes.delivery_flow import Flow
 from objectcache_storage_server.scheduling.scheduler import LINK_CATCH_UP_S, Scheduler
 from objectcache_storage_server.transports.memory import MemoryTransport
 from tests.integration.scheduling_load import (

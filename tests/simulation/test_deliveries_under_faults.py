@@ -14,10 +14,13 @@ import pytest
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, Unavailable
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.deliver import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.plan import (
+    plan_chunks,
+)
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.plan import Fragment, plan_chunks
+from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import Grant
 from objectcache_storage_server.testing import FaultyEngine
 from objectcache_storage_server.transports.memory import MemoryTransport

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.schedule import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName, TenantShare
-from objectcache_storage_server.scheduling.admission import AdmissionLimits
+from objectcache_storage_server.admission.delivery_turns import AdmissionLimits
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.policies import RATE_POLICIES
+from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Scheduler, Wait
 from objectcache_storage_server.simulation.arrivals import Arrival
 from objectcache_storage_server.simulation.machine import Machine

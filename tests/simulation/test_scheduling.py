@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 
 from objectcache_schemas.schedule import EVERY_EPOCH, PolicyName, RatesName, TenantShare
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.link import Pace
+from objectcache_storage_server.scheduling.lanes.pace_link import Pace
 from objectcache_storage_server.scheduling.scheduler import (
     BYTES_PER_GBIT,
     LINK_CATCH_UP_S,

@@ -16,10 +16,10 @@ from typing import get_args
 import pytest
 
 from objectcache_schemas.schedule import FOR_LIFE, PolicyName, TenantShare
-from objectcache_storage_server.scheduling.admission import AdmissionLimits
-from objectcache_storage_server.scheduling.overlap import ttft_at_rate
-from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
+from objectcache_storage_server.admission.delivery_turns import AdmissionLimits
+from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, FRAGMENT_S
+from objectcache_storage_server.scheduling.ttft_model import ttft_at_rate
 from objectcache_storage_server.simulation import side_by_side
 from objectcache_storage_server.simulation.__main__ import main
 from objectcache_storage_server.simulation.arrivals import (

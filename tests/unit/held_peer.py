@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import msgspec
 
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_storage_server.connections.sessions import Session
-from objectcache_storage_server.connections.sockets import StreamSocket
-from objectcache_storage_server.targets import RemoteTargetMemory, Target, TargetRegistry
+from objectcache_storage_server.conversations.sessions import Session
+from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.transports.fabric import FabricPeer, RemoteMemory, WriteDone
+from objectcache_storage_server.transports.targets import RemoteTargetMemory, Target, TargetRegistry
 
 ADDRESS = 0x7000_0000
 DEADLINE_S = 20.0

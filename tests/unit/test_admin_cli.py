@@ -54,9 +54,9 @@ from objectcache_schemas.limits import GIB, KIB, MIB
 from objectcache_schemas.message import Message
 from objectcache_schemas.messages import GetHealth, Health, SetPolicy
 from objectcache_schemas.records import BucketPolicy, Durability, Verification
-from objectcache_storage_server.connections import checks
 from objectcache_storage_server.connections.server import StorageServer
 from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.operators import run_checks
 from objectcache_storage_server.service import Service
 from tests.contract.engine_suite import BUCKET, put
 from tests.storage_client import StorageClient
@@ -203,7 +203,7 @@ def server(
 ) -> Iterator[ServerThread]:
     for name in [name for name in os.environ if name.startswith("OBJECTCACHE")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(checks, "PROGRESS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(run_checks, "PROGRESS_INTERVAL_S", 0.01)
     running = ServerThread(
         load_settings(None, {}, [f"server.data_dir={tmp_path}", f"server.run_dir={tmp_path}"]),
         engine,

@@ -27,10 +27,10 @@ from objectcache_schemas.records import (
     BucketInfo,
     LifecycleRule,
 )
-from objectcache_storage_server.bucket_configuration import check_configuration
-from objectcache_storage_server.bucket_pages import PAGE_BYTES_MAX, bucket_page
 from objectcache_storage_server.engines.base import BUCKET_PAGE, Engine
 from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.s3.bucket_configuration import check_configuration
+from objectcache_storage_server.s3.bucket_pages import PAGE_BYTES_MAX, bucket_page
 
 
 def rules(count: int, prefix: str = "") -> BucketConfiguration:

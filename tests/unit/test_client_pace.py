@@ -9,7 +9,13 @@ from functools import partial
 import pytest
 
 from objectcache_schemas.errors import Busy
-from objectcache_storage_server.client_pace import TICK_S, WINDOW_S, ClientPace, SlowClients, watch
+from objectcache_storage_server.admission.client_pace import (
+    TICK_S,
+    WINDOW_S,
+    ClientPace,
+    SlowClients,
+    watch,
+)
 
 RATE = 1000
 
@@ -125,7 +131,7 @@ async def test_a_cut_while_the_wait_ends_by_itself_has_no_effect_on_whoever_cuts
 async def test_the_watch_goes_on_after_a_look_that_failed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("objectcache_storage_server.client_pace.TICK_S", 0)
+    monkeypatch.setattr("objectcache_storage_server.admission.client_pace.TICK_S", 0)
     looked = asyncio.Event()
     looks = 0
 

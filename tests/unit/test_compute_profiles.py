@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_storage_server.scheduling.compute_profile import (
+from objectcache_storage_server.scheduling.windows.compute_profile import (
     ROWS_MAX,
     ComputeProfile,
     ProfileRow,
     parse_profile,
 )
-from objectcache_storage_server.scheduling.profile_files import (
+from objectcache_storage_server.scheduling.windows.read_profiles import (
     FILE_BYTES_MAX,
     PROFILES_MAX,
     ProfileFiles,

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.messages import WindowSource
-from objectcache_storage_server.scheduling.compute_windows import Window, WindowFinder, shape_of
-from objectcache_storage_server.scheduling.learned_windows import (
+from objectcache_storage_server.scheduling.windows.find_windows import (
+    Window,
+    WindowFinder,
+    shape_of,
+)
+from objectcache_storage_server.scheduling.windows.learn_windows import (
     OUTLIER_FACTOR,
     SHAPES_MAX,
     TIMES_KEPT,

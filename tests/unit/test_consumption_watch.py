@@ -9,9 +9,9 @@ import weakref
 import pytest
 
 from objectcache_schemas.target_messages import LayersConsumed
-from objectcache_storage_server.connections import target_gets
-from objectcache_storage_server.connections.consumption import ConsumptionWatch
-from objectcache_storage_server.connections.running import RunningDelivery
+from objectcache_storage_server.deliveries import target_gets
+from objectcache_storage_server.deliveries.running_delivery import RunningDelivery
+from objectcache_storage_server.deliveries.watch_consumption import ConsumptionWatch
 from tests.integration.served import wait_until
 from tests.unit.test_get_cleanup import CHUNK, Gets, getting
 

@@ -24,10 +24,10 @@ from objectcache_schemas.messages import (
     Upload,
 )
 from objectcache_schemas.records import BucketInfo, ObjectAttributes
-from objectcache_storage_server import multipart
-from objectcache_storage_server.connections.copies import complete, copy_object, copy_part
-from objectcache_storage_server.connections.uploads import answer_upload, count_part, count_uploads
 from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.s3 import multipart
+from objectcache_storage_server.s3.copy_requests import complete, copy_object, copy_part
+from objectcache_storage_server.s3.upload_requests import answer_upload, count_part, count_uploads
 from objectcache_storage_server.service import Service
 from tests.contract.engine_suite import put
 

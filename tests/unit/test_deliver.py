@@ -12,11 +12,14 @@ import pytest
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.deliver import YIELD_S_MAX, Delivery, DeliveryState
-from objectcache_storage_server.dispatcher import Dispatcher
+from objectcache_storage_server.deliveries.delivery import YIELD_S_MAX, Delivery, DeliveryState
+from objectcache_storage_server.deliveries.dispatcher import Dispatcher
+from objectcache_storage_server.deliveries.plan import (
+    plan_chunks,
+)
 from objectcache_storage_server.engines.base import OpenObjects, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.plan import Fragment, plan_chunks
+from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import Grant, Scheduler, Wait
 from objectcache_storage_server.transports.memory import MemoryTransport
 from tests.schedules import a_configuration, a_recorder, a_scheduler, demand_of

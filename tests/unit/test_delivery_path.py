@@ -9,7 +9,7 @@ import pytest
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.paths import parse_path
-from objectcache_storage_server.delivery_path import forced_mode, is_body, path_taken
+from objectcache_storage_server.deliveries.delivery_path import forced_mode, is_body, path_taken
 
 AUTO, LAYERWISE, CHUNKWISE = DeliveryMode.AUTO, DeliveryMode.LAYERWISE, DeliveryMode.CHUNKWISE
 # (path, delivery) to the mode that is asked for, or the remedy in the refusal, whatever else is set

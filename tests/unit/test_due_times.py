@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.due_times import (
+from objectcache_storage_server.scheduling.lanes.due_times import (
     ORDERS_MAX,
     SEARCHED_MAX,
     OriginSearch,
@@ -21,8 +21,8 @@ from objectcache_storage_server.scheduling.due_times import (
     urgency,
 )
 from objectcache_storage_server.scheduling.lower_bound import least_delay_sum
-from objectcache_storage_server.scheduling.overlap import stall_at_rate
-from objectcache_storage_server.scheduling.policies import assigned_rates
+from objectcache_storage_server.scheduling.rates.policies import assigned_rates
+from objectcache_storage_server.scheduling.ttft_model import stall_at_rate
 from tests.unit.paper_tables import (
     COMPUTE_WINDOWS,
     MARGIN_GBPS,

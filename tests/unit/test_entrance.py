@@ -10,8 +10,8 @@ import pytest
 from objectcache_runtime.settings import SchedulerSettings, Settings, StorageSettings
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.schedule import TenantShare
-from objectcache_storage_server.connections.sockets import ConnectionEnded
-from objectcache_storage_server.entrance import Entrance
+from objectcache_storage_server.admission.entrance import Entrance
+from objectcache_storage_server.conversations.sockets import ConnectionEnded
 
 LONG_S = 1000.0
 

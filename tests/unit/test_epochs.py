@@ -7,11 +7,11 @@ import math
 import pytest
 
 from objectcache_schemas.schedule import FOR_LIFE, PolicyName, TenantShare
-from objectcache_storage_server.scheduling import policies, pool
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.epochs import STARTED_MAX
-from objectcache_storage_server.scheduling.flow import FLOW_CATCH_UP_S
-from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
+from objectcache_storage_server.scheduling.lanes.delivery_flow import FLOW_CATCH_UP_S
+from objectcache_storage_server.scheduling.rates import policies, rated_pool
+from objectcache_storage_server.scheduling.rates.assign_at_epochs import STARTED_MAX
+from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Scheduler, Wait
 from tests.scheduled_jobs import Job, run
 from tests.schedules import a_configuration
@@ -237,7 +237,7 @@ def test_of_a_thousand_no_decision_computes_rates_twice_or_starts_many(
         computed += 1
         return policies.assigned_rates(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pool, "assigned_rates", counted)
+    monkeypatch.setattr(rated_pool, "assigned_rates", counted)
     scheduler = a_scheduler(policy)
     demands = [Demand(1 << (12 + number % 4), 0.1, 400) for number in range(1000)]
     jobs = [begin(scheduler, demand) for demand in demands]

@@ -18,9 +18,9 @@ from objectcache_runtime.settings import ServerSettings, Settings, StorageSettin
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, NotFound, ObjectCacheError
 from objectcache_schemas.messages import DeliveryEnded, EndLease, LeaseTarget, TargetLeased
 from objectcache_schemas.target_messages import DeliveryFailure
-from objectcache_storage_server.connections.conversation import Conversation
-from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
-from objectcache_storage_server.connections.staged_targets import serve_lease
+from objectcache_storage_server.conversations.conversation import Conversation
+from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
+from objectcache_storage_server.deliveries.lend_target import serve_lease
 from objectcache_storage_server.engines.memory import MemoryEngine
 from objectcache_storage_server.service import Service
 from tests.unit.held_peer import HeldPeer, QuietSession

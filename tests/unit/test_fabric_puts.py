@@ -34,14 +34,14 @@ from objectcache_schemas.errors import (
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.messages import KvPut, KvStored, StorageReply
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.connections import fabric_source
-from objectcache_storage_server.connections.conversation import Conversation
-from objectcache_storage_server.connections.fabric_source import staged_piece_bytes
-from objectcache_storage_server.connections.puts import serve_kv_put
-from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
+from objectcache_storage_server.conversations.conversation import Conversation
+from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.engines.base import PrefixShape
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.puts import fabric_source
+from objectcache_storage_server.puts.fabric_source import staged_piece_bytes
+from objectcache_storage_server.puts.receive_puts import serve_kv_put
 from objectcache_storage_server.service import Service
 from tests.unit.held_peer import HeldPeer, QuietSession
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from objectcache_storage_server.connections.fabric_threads import FabricThreads
+from objectcache_storage_server.conversations.fabric_threads import FabricThreads
 
 DEADLINE_S = 20.0
 

@@ -17,7 +17,11 @@ from objectcache_schemas.errors import (
     Unsupported,
 )
 from objectcache_schemas.limits import MIB
-from objectcache_storage_server.fabrics import Fabrics, check_nixl_devices, check_transport
+from objectcache_storage_server.transports.fabrics import (
+    Fabrics,
+    check_nixl_devices,
+    check_transport,
+)
 
 
 @pytest.mark.parametrize(

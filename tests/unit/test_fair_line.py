@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
-from objectcache_storage_server.fair_line import PASSED_MAX, Counted, FairLine, Turn
+from objectcache_storage_server.admission.fair_line import PASSED_MAX, Counted, FairLine, Turn
 
 TENANTS = "abcd"
 

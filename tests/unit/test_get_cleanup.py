@@ -18,17 +18,17 @@ from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.frames import encode_frame
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.messages import DeliveryAccepted, KvGet, ObjectOpened, OpenObject, SendBody
-from objectcache_storage_server.connections import body_gets, gets, target_gets
-from objectcache_storage_server.connections.conversation import Conversation
-from objectcache_storage_server.connections.sessions import Session
-from objectcache_storage_server.dispatcher import Dispatcher
+from objectcache_storage_server.conversations.conversation import Conversation
+from objectcache_storage_server.conversations.sessions import Session
+from objectcache_storage_server.deliveries import body_gets, prefix_gets, target_gets
+from objectcache_storage_server.deliveries.dispatcher import Dispatcher
+from objectcache_storage_server.deliveries.plan import RangePlan
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.plan import RangePlan
 from objectcache_storage_server.service import Service
-from objectcache_storage_server.targets import Lease, Target, TargetRegistry
 from objectcache_storage_server.testing import WrappedEngine, WrappedOpenObjects
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
+from objectcache_storage_server.transports.targets import Lease, Target, TargetRegistry
 from tests.contract.engine_suite import put
 from tests.integration.served import wait_until
 from tests.storage_client import sealed_memory_file
@@ -107,9 +107,9 @@ class Gets:
         talk = Conversation(self.host.stream)
         async with asyncio.timeout(DEADLINE_S):
             if isinstance(request, KvGet):
-                await gets.serve_kv_get(self.service, talk, request)
+                await prefix_gets.serve_kv_get(self.service, talk, request)
             else:
-                await gets.serve_object(self.service, talk, request)
+                await prefix_gets.serve_object(self.service, talk, request)
 
     def say(self, message: msgspec.Struct, *descriptors: int) -> None:
         socket.send_fds(self.host.gateway, [encode_frame(message)], descriptors)
@@ -146,8 +146,8 @@ async def getting() -> AsyncGenerator[Gets]:
 
 
 BODY_STEPS: list[tuple[Any, str]] = [
-    (gets, "plan_chunks"),
-    (gets, "Terms"),
+    (prefix_gets, "plan_chunks"),
+    (prefix_gets, "Terms"),
     (body_gets, "BodyTransport"),
     (body_gets, "RunningDelivery"),
     (Dispatcher, "add"),
@@ -155,7 +155,7 @@ BODY_STEPS: list[tuple[Any, str]] = [
     (body_gets, "accepted"),
 ]
 TARGET_STEPS: list[tuple[Any, str]] = [
-    (gets, "plan_chunks"),
+    (prefix_gets, "plan_chunks"),
     (TargetRegistry, "lease"),
     (SharedMemoryTransport, "__init__"),
     (target_gets, "RunningDelivery"),
@@ -218,7 +218,7 @@ async def test_without_memory_for_a_grant_nothing_else_is_held(
     ("owner", "name"),
     [
         (Service, "fragment_bytes"),
-        (gets, "RangePlan"),
+        (prefix_gets, "RangePlan"),
         (RangePlan, "fragments"),
         (Dispatcher, "add"),
     ],

@@ -9,13 +9,13 @@ import weakref
 import pytest
 
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.due_times import PLANNED_MAX
-from objectcache_storage_server.scheduling.flow import FLOW_CATCH_UP_S, Flow
-from objectcache_storage_server.scheduling.lanes import FairLane, Lane
-from objectcache_storage_server.scheduling.line import Line
-from objectcache_storage_server.scheduling.rate_lane import RateLane
-from objectcache_storage_server.scheduling.sides import Sides
-from objectcache_storage_server.scheduling.urgent_lane import UrgentLane
+from objectcache_storage_server.scheduling.lanes.delivery_flow import FLOW_CATCH_UP_S, Flow
+from objectcache_storage_server.scheduling.lanes.due_times import PLANNED_MAX
+from objectcache_storage_server.scheduling.lanes.fair_lane import FairLane, Lane
+from objectcache_storage_server.scheduling.lanes.keyed_line import Line
+from objectcache_storage_server.scheduling.lanes.rate_lane import RateLane
+from objectcache_storage_server.scheduling.lanes.split_link import Sides
+from objectcache_storage_server.scheduling.lanes.urgent_lane import UrgentLane
 from tests.scheduled_jobs import Job
 
 MIB = 1 << 20

@@ -17,10 +17,10 @@ from objectcache_schemas.records import (
     ObjectAttributes,
     ObjectInfo,
 )
-from objectcache_storage_server import multipart
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.lifecycle import (
+from objectcache_storage_server.s3 import multipart
+from objectcache_storage_server.s3.lifecycle import (
     PAGE_OBJECTS,
     LifecycleCounts,
     LifecycleSweep,

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from objectcache_storage_server.scheduling.link import Pace, RateMeter, TenantPaces
+from objectcache_storage_server.scheduling.lanes.pace_link import Pace, RateMeter, TenantPaces
 
 
 def test_a_pace_sends_at_its_rate() -> None:

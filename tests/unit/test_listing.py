@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from objectcache_schemas.messages import ListObjects
 from objectcache_schemas.records import ObjectInfo
-from objectcache_storage_server.listing import list_objects
+from objectcache_storage_server.s3.list_objects import list_objects
 
 ALPHABET = "ab/\u00e9\uffff\U0010ffff"
 

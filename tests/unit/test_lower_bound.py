@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lower_bound import least_delay_sum
-from objectcache_storage_server.scheduling.overlap import (
+from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
+from objectcache_storage_server.scheduling.ttft_model import (
     stall_at_rate,
     stall_of_ttft,
     ttft_at_rate,
     ttft_of_arrivals,
 )
-from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
 from tests.unit.paper_tables import LINK_GBPS, WORKLOADS
 
 ROUNDING_S = 1e-6

@@ -14,14 +14,14 @@ from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.frames import encode_frame
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.messages import ObjectOpened, OpenObject, SendBody
-from objectcache_storage_server.buffers import BufferPool, MemoryGrant
-from objectcache_storage_server.connections.body_gets import body_wish
-from objectcache_storage_server.connections.conversation import Conversation
-from objectcache_storage_server.connections.gets import serve_object
-from objectcache_storage_server.connections.sockets import ConnectionEnded
+from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
+from objectcache_storage_server.admission.entrance import Gone
+from objectcache_storage_server.admission.memory_line import MemoryGrants, MemoryWish, SharedMemory
+from objectcache_storage_server.conversations.conversation import Conversation
+from objectcache_storage_server.conversations.sockets import ConnectionEnded
+from objectcache_storage_server.deliveries.body_gets import body_wish
+from objectcache_storage_server.deliveries.prefix_gets import serve_object
 from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.entrance import Gone
-from objectcache_storage_server.memory_line import MemoryGrants, MemoryWish, SharedMemory
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.transports.fabric import StagingMemory
 from tests.contract.engine_suite import put

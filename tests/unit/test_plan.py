@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import Limits
-from objectcache_storage_server.engines.base import Placement
-from objectcache_storage_server.engines.block_checksums import slice_block_bytes
-from objectcache_storage_server.plan import (
+from objectcache_storage_server.deliveries.plan import (
     ChunkPlan,
     Plan,
     RangePlan,
     plan_chunks,
     target_fragment_bytes,
 )
+from objectcache_storage_server.engines.base import Placement
+from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 
 LAYERWISE, CHUNKWISE = DeliveryMode.LAYERWISE, DeliveryMode.CHUNKWISE
 Bytes = npt.NDArray[np.uint8]

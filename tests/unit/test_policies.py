@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
+from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
 from tests.unit.paper_tables import MARGIN_GBPS, POLICIES, WORKLOADS
 
 ROUNDING = 1 + 1e-9

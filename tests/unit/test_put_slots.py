@@ -7,7 +7,7 @@ import pytest
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB, KIB, MIB
-from objectcache_storage_server.put_slots import PutSlots
+from objectcache_storage_server.admission.put_slots import PutSlots
 
 
 def slots(puts_max: int = 4, bytes_max: int = 1000) -> PutSlots:

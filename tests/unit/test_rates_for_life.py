@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from objectcache_schemas.schedule import PolicyName, TenantShare
-from objectcache_storage_server.scheduling import policies, pool
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.epochs import STARTED_MAX
-from objectcache_storage_server.scheduling.for_life import OVERTAKEN_S
+from objectcache_storage_server.scheduling.rates import policies, rated_pool
+from objectcache_storage_server.scheduling.rates.assign_at_epochs import STARTED_MAX
+from objectcache_storage_server.scheduling.rates.divide_for_life import OVERTAKEN_S
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Scheduler
 from tests.scheduled_jobs import Job, run
 from tests.schedules import a_configuration
@@ -139,7 +139,7 @@ def test_no_decision_computes_rates_twice_and_many_are_assigned_anew_in_steps(
         computed += 1
         return assigned_rates(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pool, "assigned_rates", counted)
+    monkeypatch.setattr(rated_pool, "assigned_rates", counted)
     scheduler = a_scheduler("equal", 10.0)
     jobs = [begin(scheduler, needing(0.1, 400), 0.0) for _ in range(100)]
     for now_s in (0.0, *[EPOCH_S + step / 1e5 for step in range(100)]):

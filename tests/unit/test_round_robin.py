@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_storage_server.scheduling.round_robin import QUANTUM_BYTES, DeficitRoundRobin
+from objectcache_storage_server.scheduling.lanes.round_robin import QUANTUM_BYTES, DeficitRoundRobin
 
 
 def served(ring: DeficitRoundRobin[str], lengths: dict[str, int], turns: int) -> dict[str, int]:

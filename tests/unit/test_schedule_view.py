@@ -9,8 +9,8 @@ import pytest
 
 from objectcache_runtime.settings import ServerSettings, Settings
 from objectcache_schemas.schedule import ScheduledDelivery
-from objectcache_storage_server import schedule_view
 from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.operators import view_schedule
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.service import Service
 from tests.schedules import demand_of
@@ -38,7 +38,7 @@ def test_the_dispatcher_goes_on_while_the_view_is_put_together(
         seen.append(1)
         return ScheduledDelivery(**fields)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(schedule_view, "ScheduledDelivery", built_while_others_dispatch)
+    monkeypatch.setattr(view_schedule, "ScheduledDelivery", built_while_others_dispatch)
     state = service.schedule_state()
     assert (state.delivery_count, len(state.deliveries), len(seen)) == (2, 2, 2)
     shown = state.deliveries[0]

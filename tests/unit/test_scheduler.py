@@ -10,15 +10,15 @@ import pytest
 from objectcache_schemas.descriptor import RATE_MIN
 from objectcache_schemas.schedule import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName, TenantShare
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.flow import FLOW_CATCH_UP_S
-from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
+from objectcache_storage_server.scheduling.lanes.delivery_flow import FLOW_CATCH_UP_S
+from objectcache_storage_server.scheduling.lanes.split_link import FAIR_FLOOR
+from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import (
     BYTES_PER_GBIT,
     Grant,
     Scheduler,
     Wait,
 )
-from objectcache_storage_server.scheduling.sides import FAIR_FLOOR
 from tests.scheduled_jobs import Job, busiest_window_bytes, run
 from tests.schedules import a_configuration
 from tests.unit.paper_tables import WORKLOADS

@@ -38,20 +38,20 @@ from objectcache_schemas.messages import (
     Upload,
 )
 from objectcache_schemas.records import BucketInfo, BucketPolicy, ObjectAttributes
-from objectcache_storage_server import multipart
-from objectcache_storage_server.buffers import BufferPool, MemoryGrant
-from objectcache_storage_server.client_pace import ClientPace
-from objectcache_storage_server.connections.buckets import answer_change
-from objectcache_storage_server.connections.conversation import Conversation
-from objectcache_storage_server.connections.copies import complete
-from objectcache_storage_server.connections.gets import serve_kv_get
-from objectcache_storage_server.connections.operations import answer
-from objectcache_storage_server.connections.puts import serve_put_object
+from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
+from objectcache_storage_server.admission.client_pace import ClientPace
+from objectcache_storage_server.connections.answer_at_once import answer
 from objectcache_storage_server.connections.server import StorageServer
-from objectcache_storage_server.connections.sessions import Session
-from objectcache_storage_server.connections.sockets import StreamSocket
+from objectcache_storage_server.conversations.conversation import Conversation
+from objectcache_storage_server.conversations.sessions import Session
+from objectcache_storage_server.conversations.sockets import StreamSocket
+from objectcache_storage_server.deliveries.prefix_gets import serve_kv_get
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.puts.receive_puts import serve_put_object
+from objectcache_storage_server.s3 import multipart
+from objectcache_storage_server.s3.bucket_requests import answer_change
+from objectcache_storage_server.s3.copy_requests import complete
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.testing import WrappedEngine
 from objectcache_storage_server.transports.body import BodyTransport

@@ -23,7 +23,7 @@ from objectcache_schemas.target_messages import (
     ReturnCredits,
     SessionJoined,
 )
-from objectcache_storage_server.connections import sessions
+from objectcache_storage_server.conversations import sessions
 from tests.unit.test_target_sessions import joined
 
 TURNS = 50

@@ -8,10 +8,14 @@ import pytest
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, InvalidRequest, ObjectCacheError
 from objectcache_schemas.target_messages import DeliveryFailure
-from objectcache_storage_server.buffers import MemoryGrant
-from objectcache_storage_server.targets import RemoteTargetMemory, TargetOwner, TargetRegistry
+from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
 from objectcache_storage_server.transports.staged import StagedTransport
+from objectcache_storage_server.transports.targets import (
+    RemoteTargetMemory,
+    TargetOwner,
+    TargetRegistry,
+)
 from tests.unit.held_peer import HeldPeer
 
 BUFFER = 4096

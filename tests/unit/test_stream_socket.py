@@ -16,7 +16,7 @@ import uvloop
 
 from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.messages import GetBucket
-from objectcache_storage_server.connections.sockets import (
+from objectcache_storage_server.conversations.sockets import (
     RECEIVE_BYTES,
     ConnectionEnded,
     StreamSocket,

@@ -32,7 +32,7 @@ from objectcache_schemas.target_messages import (
     SessionJoined,
     TargetEvent,
 )
-from objectcache_storage_server.connections.sessions import (
+from objectcache_storage_server.conversations.sessions import (
     COMPUTE_S_MAX,
     CONSUMPTIONS_WATCHED_MAX,
     GETS_MAX,
@@ -40,11 +40,11 @@ from objectcache_storage_server.connections.sessions import (
     Session,
     SessionServer,
 )
-from objectcache_storage_server.connections.sockets import StreamSocket
-from objectcache_storage_server.fabrics import Fabrics
-from objectcache_storage_server.targets import Target, TargetOwner, TargetRegistry
-from objectcache_storage_server.tickets import TicketBook
+from objectcache_storage_server.conversations.sockets import StreamSocket
+from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.transports.fabric import FabricPeer
+from objectcache_storage_server.transports.fabrics import Fabrics
+from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry
 from tests.storage_client import sealed_memory_file
 from tests.unit.held_peer import HeldPeer
 

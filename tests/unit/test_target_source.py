@@ -29,16 +29,16 @@ from objectcache_schemas.errors import (
 from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.messages import KvPut, KvStored, StorageReply
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.connections.conversation import Conversation
-from objectcache_storage_server.connections.puts import serve_kv_put
-from objectcache_storage_server.connections.sockets import ConnectionEnded, StreamSocket
-from objectcache_storage_server.connections.target_source import PIECE_BYTES, piece_bytes
+from objectcache_storage_server.conversations.conversation import Conversation
+from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.engines.base import PrefixShape, Staged, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.puts.receive_puts import serve_kv_put
+from objectcache_storage_server.puts.target_source import PIECE_BYTES, piece_bytes
 from objectcache_storage_server.service import Service
-from objectcache_storage_server.targets import Target, TargetOwner
 from objectcache_storage_server.testing import WrappedEngine
+from objectcache_storage_server.transports.targets import Target, TargetOwner
 from tests.storage_client import sealed_memory_file
 
 N, L, S = 3, 4, 4096

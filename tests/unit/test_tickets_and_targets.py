@@ -20,9 +20,13 @@ from objectcache_schemas.errors import (
     NotFound,
     ObjectCacheError,
 )
-from objectcache_storage_server.memory_files import PIECE_BYTES, map_memory_file, map_piece
-from objectcache_storage_server.targets import Target, TargetOwner, TargetRegistry
-from objectcache_storage_server.tickets import TICKET_LIFE_S, TICKETS_MAX, TicketBook
+from objectcache_storage_server.conversations.tickets import TICKET_LIFE_S, TICKETS_MAX, TicketBook
+from objectcache_storage_server.transports.memory_files import (
+    PIECE_BYTES,
+    map_memory_file,
+    map_piece,
+)
+from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry
 from tests.storage_client import sealed_memory_file
 
 LENGTH = 1 << 16

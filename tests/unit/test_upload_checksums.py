@@ -20,7 +20,7 @@ from objectcache_gateway.request.upload_checksums import (
 from objectcache_gateway.request.xml_parse import CompletedPart
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.records import ObjectAttributes, PartInfo
-from objectcache_storage_server.running_checksums import RunningChecksums
+from objectcache_storage_server.s3.running_checksums import RunningChecksums
 from tests.unit.request_signing import make_head
 
 PIECES = (b"first part", b"", b"the last one" * 1000)

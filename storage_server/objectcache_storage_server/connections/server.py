@@ -21,10 +21,10 @@ from objectcache_runtime.tls import (
     mutual_server_context,
 )
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_storage_server.connections.connection import GatewayConnection
+from objectcache_storage_server.connections.gateway_connection import GatewayConnection
 from objectcache_storage_server.connections.newcomers import Newcomers
-from objectcache_storage_server.connections.session_gets import serve_session_get
-from objectcache_storage_server.connections.sockets import StreamSocket
+from objectcache_storage_server.conversations.sockets import StreamSocket
+from objectcache_storage_server.deliveries.session_gets import serve_session_get
 from objectcache_storage_server.service import Service
 
 BACKLOG = 1024

@@ -19,7 +19,7 @@ from objectcache_runtime.metric_families import (
     histogram,
 )
 from objectcache_schemas.messages import GetUsage
-from objectcache_storage_server.deliver import Delivery
+from objectcache_storage_server.deliveries.delivery import Delivery
 from objectcache_storage_server.metrics.engine_families import (
     engine_call_families,
     engine_families,
@@ -29,9 +29,9 @@ from objectcache_storage_server.metrics.storage_counts import (
     StorageCounts,
     TenantCell,
 )
+from objectcache_storage_server.s3.bucket_usage import bucket_usage
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 from objectcache_storage_server.tracing.recorder import PHASES
-from objectcache_storage_server.usage import bucket_usage
 
 if TYPE_CHECKING:
     from objectcache_storage_server.service import Service

@@ -19,18 +19,18 @@ import math
 from typing import Generic
 
 from objectcache_schemas.schedule import ScheduleConfiguration
-from objectcache_storage_server.scheduling.decisions import Grant as Grant
-from objectcache_storage_server.scheduling.decisions import Wait as Wait
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.epochs import Epochs
-from objectcache_storage_server.scheduling.flow import Flow, JobT
-from objectcache_storage_server.scheduling.lanes import MOVED_MAX, FairLane, Lane
-from objectcache_storage_server.scheduling.link import Pace, RateMeter, TenantPaces
-from objectcache_storage_server.scheduling.rate_lane import RateLane
-from objectcache_storage_server.scheduling.sides import Sides
-from objectcache_storage_server.scheduling.terms import BYTES_PER_GBIT as BYTES_PER_GBIT
-from objectcache_storage_server.scheduling.terms import Terms
-from objectcache_storage_server.scheduling.urgent_lane import UrgentLane
+from objectcache_storage_server.scheduling.lanes.delivery_flow import Flow, JobT
+from objectcache_storage_server.scheduling.lanes.fair_lane import MOVED_MAX, FairLane, Lane
+from objectcache_storage_server.scheduling.lanes.pace_link import Pace, RateMeter, TenantPaces
+from objectcache_storage_server.scheduling.lanes.rate_lane import RateLane
+from objectcache_storage_server.scheduling.lanes.split_link import Sides
+from objectcache_storage_server.scheduling.lanes.urgent_lane import UrgentLane
+from objectcache_storage_server.scheduling.rates.assign_at_epochs import Epochs
+from objectcache_storage_server.scheduling.schedule_terms import BYTES_PER_GBIT as BYTES_PER_GBIT
+from objectcache_storage_server.scheduling.schedule_terms import Terms
+from objectcache_storage_server.scheduling.scheduler_answers import Grant as Grant
+from objectcache_storage_server.scheduling.scheduler_answers import Wait as Wait
 
 LINK_CATCH_UP_S = 0.002  # so that a thread that woke late loses nothing
 FRAGMENT_S = 0.0005  # of the cap: with the catch-up well under 2 % of 200 ms

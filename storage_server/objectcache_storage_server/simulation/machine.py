@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
+from objectcache_storage_server.deliveries.plan import (
+    plan_chunks,
+)
 from objectcache_storage_server.engines.base import Placement
-from objectcache_storage_server.plan import Fragment, plan_chunks
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.overlap import ttft_at_rate
+from objectcache_storage_server.scheduling.fragments import Fragment
+from objectcache_storage_server.scheduling.ttft_model import ttft_at_rate
 from objectcache_storage_server.simulation.arrivals import Arrival
 
 CHUNK_TOKENS = 512

@@ -13,7 +13,10 @@ from typing import NamedTuple
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_storage_server.input_files import read_text
-from objectcache_storage_server.scheduling.compute_profile import ComputeProfile, parse_profile
+from objectcache_storage_server.scheduling.windows.compute_profile import (
+    ComputeProfile,
+    parse_profile,
+)
 from objectcache_storage_server.simulation.arrivals import Arrival
 
 FILE_BYTES_MAX = 1 * MIB

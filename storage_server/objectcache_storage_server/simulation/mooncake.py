@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_storage_server.scheduling.compute_profile import ComputeProfile
+from objectcache_storage_server.scheduling.windows.compute_profile import ComputeProfile
 from objectcache_storage_server.simulation.arrivals import Arrival
 
 BLOCK_TOKENS = 512

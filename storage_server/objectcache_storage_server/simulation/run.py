@@ -17,8 +17,8 @@ from objectcache_schemas.schedule import (
     ScheduleConfiguration,
     TenantShare,
 )
-from objectcache_storage_server.plan import Fragment
-from objectcache_storage_server.scheduling.admission import Admission, AdmissionLimits, Waiting
+from objectcache_storage_server.admission.delivery_turns import Admission, AdmissionLimits, Waiting
+from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Grant, Scheduler
 from objectcache_storage_server.simulation.arrivals import Arrival
 from objectcache_storage_server.simulation.machine import Client, Machine

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
-from objectcache_storage_server.buffers import BufferPool
+from objectcache_storage_server.admission.buffers import BufferPool
 
 WriteDone = Callable[[ObjectCacheError | None], None]
 ADDRESS_MAX = 1 << 64

@@ -8,8 +8,8 @@ import msgspec
 
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.target_messages import DeliveryFailure, LayersReady
-from objectcache_storage_server.targets import Lease
 from objectcache_storage_server.transports.base import Transport
+from objectcache_storage_server.transports.targets import Lease
 
 
 class SharedMemoryTransport(Transport):

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.target_messages import DeliveryFailure
-from objectcache_storage_server.buffers import MemoryGrant
-from objectcache_storage_server.targets import Lease, RemoteTargetMemory
+from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.fabric import StagingMemory
+from objectcache_storage_server.transports.targets import Lease, RemoteTargetMemory
 
 
 class StagedTransport(Transport):

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_storage_server.buffers import MemoryGrant
-from objectcache_storage_server.targets import Lease, RemoteTargetMemory
+from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.transports.fabric import StagingMemory
+from objectcache_storage_server.transports.targets import Lease, RemoteTargetMemory
 
 
 class StagedMoves:

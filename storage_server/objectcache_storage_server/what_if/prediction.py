@@ -9,13 +9,13 @@ from typing import NamedTuple, get_args
 from objectcache_schemas.schedule import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lower_bound import least_delay_sum
-from objectcache_storage_server.scheduling.overlap import (
+from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
+from objectcache_storage_server.scheduling.ttft_model import (
     added_ttft,
     stall_of_ttft,
     ttft_at_rate,
     ttft_of_arrivals,
 )
-from objectcache_storage_server.scheduling.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.what_if.request_rows import Request
 from objectcache_storage_server.what_if.simulation import layer_arrivals
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_schemas.schedule import EVERY_EPOCH, PolicyName, ScheduleConfiguration, TenantShare
-from objectcache_storage_server.plan import Fragment
 from objectcache_storage_server.scheduling.demand import Demand
+from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import Scheduler, Wait
 
 LAYERS_MAX = 400_000  # of all requests; about ten seconds

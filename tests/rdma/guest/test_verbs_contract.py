@@ -12,11 +12,15 @@ import pytest
 from objectcache_schemas.descriptor import DeliveryMode, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.target_messages import DeliveryFailure
-from objectcache_storage_server.buffers import MemoryGrant
-from objectcache_storage_server.dispatcher import Dispatcher
+from objectcache_storage_server.admission.buffers import MemoryGrant
+from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.targets import RemoteTargetMemory, TargetOwner, TargetRegistry
 from objectcache_storage_server.transports.staged import StagedTransport
+from objectcache_storage_server.transports.targets import (
+    RemoteTargetMemory,
+    TargetOwner,
+    TargetRegistry,
+)
 from tests.contract import test_transports as contract
 from tests.contract.test_transports import Harness, dispatcher, engine
 from tests.rdma.guest.peers import WAIT_S, Client, Server

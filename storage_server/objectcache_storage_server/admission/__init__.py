@@ -1,0 +1,1 @@
+"""Who may begin, and with how much memory: every gate that a get or a put passes."""

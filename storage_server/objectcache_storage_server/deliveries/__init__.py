@@ -1,0 +1,1 @@
+"""Gets of prefixes: planned, read and delivered, from the request to the end."""

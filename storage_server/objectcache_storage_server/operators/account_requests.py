@@ -1,0 +1,95 @@
+"""Requests about accounts: following them, changing them, and taking them along."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from objectcache_schemas.accounts import (
+    AccountsChanged,
+    AccountsExported,
+    ChangeAccounts,
+    ExportAccounts,
+    ImportAccounts,
+    WatchDirectory,
+)
+from objectcache_schemas.errors import NotFound
+from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S, Known
+from objectcache_storage_server.conversations.conversation import Conversation
+from objectcache_storage_server.service import Service
+
+AccountRequest = ChangeAccounts | ExportAccounts | ImportAccounts
+
+
+async def serve_watch(service: Service, talk: Conversation, request: WatchDirectory) -> None:
+    """`WatchDirectory`: answered once there is something to tell, or the time is over.
+
+    It ends when the server drains, and when the gateway hangs up.
+    """
+    follower, followed = talk.stream, service.directory
+    if request.timeout_s:  # who does not wait does not follow
+        known = Known(request.known_version, request.known_buckets_version)
+        followed.follows(follower, known)
+    await service.call(service.accounts.purge)
+    answering = asyncio.ensure_future(service.directory.answer(request, service.entrance.closed))
+    watching = asyncio.ensure_future(talk.stream.closed_by_peer())
+    try:
+        await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            await talk.send(answering.result())
+        else:
+            followed.left(follower)
+            talk.give_up()
+    except BaseException:
+        followed.left(follower)
+        raise
+    finally:
+        answering.cancel()
+        watching.cancel()
+        await asyncio.gather(answering, watching, return_exceptions=True)
+
+
+async def serve_change(
+    service: Service, talk: Conversation, request: ChangeAccounts | ImportAccounts
+) -> None:
+    """A change, answered when it is in force in every gateway that can be reached."""
+    reply = await service.call(answer_accounts, service, request)
+    if isinstance(reply, AccountsChanged):
+        await service.directory.wait_followed(reply.version, FOLLOWED_TIMEOUT_S)
+    await talk.send(reply)
+
+
+def answer_accounts(service: Service, request: AccountRequest) -> msgspec.Struct:
+    """The reply to a request that changes accounts or takes them along; blocks."""
+    match request:
+        case ChangeAccounts():
+            version = service.accounts.change(
+                request.change, buckets_of(service), created_s_of(service)
+            )
+            return AccountsChanged(version=version)
+        case ExportAccounts():
+            return AccountsExported(data=service.accounts.export(request.passphrase))
+        case ImportAccounts():
+            version = service.accounts.import_(
+                request.data, request.passphrase, buckets_of(service)
+            )
+            return AccountsChanged(version=version)
+
+
+def buckets_of(service: Service) -> Callable[[str], list[str]]:
+    """What names the buckets that a user owns."""
+    return lambda user: [one.name for one in service.engine.each_bucket() if one.owner == user]
+
+
+def created_s_of(service: Service) -> Callable[[str], float | None]:
+    """What says when the bucket of a name was made."""
+
+    def created_s(name: str) -> float | None:
+        try:
+            return service.engine.bucket(name).created_s
+        except NotFound:
+            return None
+
+    return created_s

@@ -1,0 +1,88 @@
+"""What an operator sees of the schedule: copied under the dispatcher's lock, told outside of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from objectcache_schemas.schedule import (
+    ScheduleChanges,
+    ScheduleConfiguration,
+    ScheduledDelivery,
+    ScheduleState,
+)
+from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.scheduling.demand import Demand
+from objectcache_storage_server.scheduling.scheduler import Scheduler
+
+SCHEDULED_DELIVERIES_SHOWN = 1000
+
+# job, demand, pooled, rate_bytes_per_s, sent_bytes, consumed_layers, begun_s: plain tuples, because
+# nothing is granted while they are made
+_Row = tuple[Delivery, Demand, bool, float | None, int, int, float]
+
+
+class ScheduleCopy(NamedTuple):
+    """The scheduler's numbers at one moment."""
+
+    now_s: float
+    configuration: ScheduleConfiguration
+    rows: list[_Row]
+    delivery_count: int
+    rate_bytes_per_s: float
+
+    def state(self, changes: ScheduleChanges, waiting: int) -> ScheduleState:
+        """The same in an operator's words; `waiting` requests stand at the entrance."""
+        return ScheduleState(
+            configuration=self.configuration,
+            changes=changes,
+            deliveries=tuple(_scheduled(*row, self.now_s) for row in self.rows),
+            delivery_count=self.delivery_count,
+            waiting=waiting,
+            rate_bytes_per_s=self.rate_bytes_per_s,
+        )
+
+
+def copy_schedule(scheduler: Scheduler[Delivery], now_s: float) -> ScheduleCopy:
+    """Of the first deliveries; called under the dispatcher's lock."""
+    flows = scheduler.flows()
+    rows: list[_Row] = [
+        (
+            flow.job,
+            flow.demand,
+            flow.pooled,
+            flow.rate_bytes_per_s,
+            flow.sent_bytes,
+            flow.consumed_layers,
+            flow.begun_s,
+        )
+        for flow in flows[:SCHEDULED_DELIVERIES_SHOWN]
+    ]
+    rate_bytes_per_s = scheduler.meter.rate_bytes_per_s(now_s)
+    return ScheduleCopy(now_s, scheduler.configuration, rows, len(flows), rate_bytes_per_s)
+
+
+def _scheduled(
+    job: Delivery,
+    demand: Demand,
+    pooled: bool,
+    rate_bytes_per_s: float | None,
+    sent_bytes: int,
+    consumed_layers: int,
+    begun_s: float,
+    now_s: float,
+) -> ScheduledDelivery:
+    return ScheduledDelivery(
+        request_id=job.name,
+        tenant=demand.tenant,
+        pooled=pooled,
+        layer_bytes=demand.layer_bytes,
+        num_layers=demand.num_layers,
+        compute_window_s=demand.compute_window_s,
+        window_source=job.window_source,
+        rate_bytes_per_s=rate_bytes_per_s,
+        sent_bytes=sent_bytes,
+        payload_bytes=demand.payload_bytes,
+        next_layer=min(sent_bytes // demand.layer_bytes, demand.num_layers),
+        consumed_layers=consumed_layers,
+        age_s=max(0.0, now_s - begun_s),
+    )

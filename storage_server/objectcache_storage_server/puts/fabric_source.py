@@ -1,0 +1,114 @@
+"""The payload of a put in memory that a fabric reaches: read from there into staging memory, and
+written by the engine while the next pieces are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from objectcache_schemas.descriptor import MemoryTarget
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_storage_server.conversations.conversation import Conversation
+from objectcache_storage_server.conversations.sessions import Session
+from objectcache_storage_server.conversations.sockets import ConnectionEnded
+from objectcache_storage_server.deliveries.staging_grants import grant_staging
+from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
+from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.puts.target_source import (
+    TargetSource,
+    check_length,
+    write_piece,
+)
+from objectcache_storage_server.service import Service
+from objectcache_storage_server.transports.staged_moves import StagedMoves
+
+
+class FabricSource(TargetSource):
+    """A lease on the payload and staging memory to read it into, until `close`."""
+
+    def __init__(self, service: Service, moves: StagedMoves, piece_bytes: int) -> None:
+        self._service = service
+        self._moves = moves
+        self._piece_bytes = piece_bytes
+
+    @classmethod
+    async def open(
+        cls,
+        service: Service,
+        talk: Conversation,
+        identity: str,
+        asked: MemoryTarget,
+        shape: PrefixShape,
+    ) -> FabricSource:
+        """Wait for staging memory, and lease the target: in this order, because the lease of a
+        target that is released is waited for.
+
+        Raises as `MemoryGrants.grant` and `TargetRegistry.lease`, and `InvalidRequest` where the
+        length is not the payload's or a checksum block is larger than a staging buffer.
+        """
+        check_length(asked, shape)
+        staging = service.fabrics.staging
+        piece_bytes = staged_piece_bytes(shape, staging.buffer_bytes)
+        grant = await grant_staging(service, talk, identity, shape.total_bytes)
+        try:
+            lease = service.registry.lease(identity, asked, shape.total_bytes)
+        except BaseException:
+            grant.release()
+            raise
+        session = lease.target.owner
+        assert isinstance(session, Session)
+        moves = StagedMoves(lease, staging, grant, session.end)
+        return cls(service, moves, piece_bytes)
+
+    async def write_all(self, talk: Conversation, prefix: StagedPrefix) -> None:
+        """As `TargetSource.write_all`; `DeliveryFailed` where the client's memory cannot be read
+        any more. Whatever it raises to whom it answers, nothing is read then.
+        """
+        watching = asyncio.ensure_future(talk.stream.closed_by_peer())
+        watching.add_done_callback(lambda _: self._moves.fail(ConnectionEnded()))
+        try:
+            await self._write_pieces(prefix)
+        except ConnectionEnded:
+            raise  # nobody hears an answer: the lease ends with the last read
+        except Exception:
+            self.close()
+            await self._moves.quiet()
+            raise
+        finally:
+            self.close()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _write_pieces(self, prefix: StagedPrefix) -> None:
+        moves = self._moves
+        ahead: deque[tuple[int, memoryview, asyncio.Future[None]]] = deque()
+        asked_bytes = 0
+        while True:
+            while moves.has_room and asked_bytes < moves.length_bytes:
+                piece = moves.take(min(self._piece_bytes, moves.length_bytes - asked_bytes))
+                ahead.append((asked_bytes, piece, moves.read(asked_bytes, piece)))
+                asked_bytes += len(piece)
+            if not ahead:
+                return
+            start_bytes, piece, arrived = ahead.popleft()
+            await moves.until(arrived.done)
+            await write_piece(self._service, prefix, start_bytes, piece)
+            moves.give_back(piece)
+
+    def close(self) -> None:
+        self._moves.close()
+
+
+def staged_piece_bytes(shape: PrefixShape, buffer_bytes: int) -> int:
+    """How much of the payload is read and written at once: whole checksum blocks, as many as a
+    buffer holds. Raises `InvalidRequest` where it holds none.
+    """
+    block_bytes = slice_block_bytes(shape.slice_bytes)
+    if block_bytes > buffer_bytes:
+        raise InvalidRequest(
+            f"per_layer_chunk_bytes is {shape.slice_bytes}, which is verified in blocks of "
+            f"{block_bytes} bytes; over a fabric storage.fragment_bytes, {buffer_bytes}, must hold "
+            "one: raise it, or send the payload in the body"
+        )
+    return buffer_bytes // block_bytes * block_bytes

@@ -1,0 +1,1 @@
+"""S3's operations over any engine: objects, buckets, listing, uploads, copies, lifecycle."""

@@ -1,0 +1,1 @@
+"""How long the GPU computes on a layer: asked, profiled or learned."""

@@ -1,0 +1,264 @@
+"""Registered client memory: who owns it, who writes to it, and when it may be let go.
+
+It is a memory file that this process has mapped (`memory_files`), or memory that a fabric reaches.
+A target belongs to the identity whose session registered it and dies with that session. Deliveries
+hold a `Lease` while they write; released memory is unmapped when the last lease ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from objectcache_schemas.descriptor import TARGET_ID_BYTES, MemoryTarget
+from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unsupported
+from objectcache_schemas.excerpt import excerpt
+from objectcache_storage_server.transports.fabric import FabricPeer, RemoteMemory
+from objectcache_storage_server.transports.memory_files import MappedTargetMemory, map_memory_file
+
+TARGETS_PER_SESSION_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTargetMemory:
+    """Memory that a fabric reaches. `post` sends an event to the session that registered it."""
+
+    transport: str
+    remote: RemoteMemory
+    peer: FabricPeer
+    post: Callable[[msgspec.Struct], None]
+
+    @property
+    def length_bytes(self) -> int:
+        """Bytes of it."""
+        return self.remote.length_bytes
+
+    def close(self) -> None:
+        """Nothing to let go: the peer's end takes care of it."""
+
+
+class Target:
+    """One registered memory; `is_open` until it is let go."""
+
+    def __init__(
+        self,
+        target_id: bytes,
+        owner: TargetOwner,
+        memory: MappedTargetMemory | RemoteTargetMemory,
+    ) -> None:
+        self.target_id = target_id
+        self.owner = owner
+        self.memory = memory
+        self.length_bytes = memory.length_bytes
+        self.is_open = True
+        self.leases: set[Lease] = set()
+        self.released = False
+        self.on_unmapped: Callable[[], None] | None = None
+
+    @property
+    def mapped(self) -> MappedTargetMemory:
+        """Its memory file. Raises `Unsupported` where a fabric alone reaches it."""
+        if not isinstance(self.memory, MappedTargetMemory):
+            raise Unsupported(
+                f"a target of transport {self.memory.transport!r} has no memory file; use the "
+                "paths direct, batch or agg"
+            )
+        return self.memory
+
+    def check_whole(self) -> None:
+        """To be asked before each piece is written or read. Raises `InvalidRequest` where the
+        client has punched holes into its memory file, and then its session ends.
+        """
+        if isinstance(self.memory, MappedTargetMemory) and not self.memory.is_whole():
+            self.owner.end()
+            raise InvalidRequest(
+                "the memory file has holes that it did not have when it was registered, so the "
+                "session ends; leave registered memory allocated"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Target {self.length_bytes} bytes, {len(self.leases)} deliveries>"
+
+
+class Lease:
+    """A delivery's right to write to a part of a target: `length_bytes` from `offset_bytes` on."""
+
+    def __init__(
+        self, registry: TargetRegistry, target: Target, offset_bytes: int, length_bytes: int
+    ) -> None:
+        self._registry = registry
+        self.target = target
+        self.offset_bytes = offset_bytes
+        self.length_bytes = length_bytes
+        memory = target.memory
+        self._view: memoryview | None = None
+        if isinstance(memory, MappedTargetMemory):
+            self._view = memory.view[offset_bytes : offset_bytes + length_bytes]
+        self.cancel: Callable[[ObjectCacheError], None] | None = None
+
+    @property
+    def view(self) -> memoryview:
+        """The part of a memory file."""
+        assert self._view is not None, "a fabric alone reaches this target"
+        return self._view
+
+    def let_go(self) -> None:
+        """The registry's: the part is not used any more."""
+        if self._view is not None:
+            self._view.release()
+
+    def on_release(self, cancel: Callable[[ObjectCacheError], None]) -> None:
+        """Have `cancel` called when the target is released, at once if it has been."""
+        self._registry.set_cancel(self, cancel)
+
+    def end(self) -> None:
+        """Nothing writes under this lease any more. A second call has no effect."""
+        self._registry.end_lease(self)
+
+
+class TargetOwner:
+    """What a session is to the registry: an identity, and a budget of memory."""
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+        self.targets: dict[bytes, Target] = {}
+        self.registered_bytes = 0
+
+    def end(self) -> None:
+        """What it does is not to be borne: its targets are to be let go. From any thread."""
+
+
+class TargetRegistry:
+    """All targets of this server. Thread-safe."""
+
+    def __init__(self, bytes_per_owner_max: int) -> None:
+        self._bytes_per_owner_max = bytes_per_owner_max
+        self._targets: dict[bytes, Target] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """Targets that are registered."""
+        return len(self._targets)
+
+    def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> Target:
+        """Map a memory file. The caller keeps (and closes) the file descriptor.
+
+        Raises `InvalidRequest` as `map_memory_file` does, and over the session's budget.
+        """
+        self.check_budget(owner, length_bytes)
+        return self._add(owner, map_memory_file(descriptor, length_bytes))
+
+    def register_remote(self, owner: TargetOwner, memory: RemoteTargetMemory) -> Target:
+        """Take memory that its peer has admitted. Raises `InvalidRequest` over the session's
+        budget.
+        """
+        self.check_budget(owner, memory.length_bytes)
+        return self._add(owner, memory)
+
+    def check_budget(self, owner: TargetOwner, length_bytes: int) -> None:
+        """Raise `InvalidRequest` where a session may not register as much more."""
+        if len(owner.targets) >= TARGETS_PER_SESSION_MAX:
+            raise InvalidRequest(f"a session may register {TARGETS_PER_SESSION_MAX} targets")
+        if length_bytes <= 0:
+            raise InvalidRequest(f"length_bytes must be 1 or more, got {length_bytes}")
+        total_bytes = owner.registered_bytes + length_bytes
+        if total_bytes > self._bytes_per_owner_max:
+            raise InvalidRequest(
+                f"length_bytes: the session's targets would hold {total_bytes} bytes, "
+                f"storage.targets_bytes_max is {self._bytes_per_owner_max}"
+            )
+
+    def _add(self, owner: TargetOwner, memory: MappedTargetMemory | RemoteTargetMemory) -> Target:
+        target = Target(secrets.token_bytes(TARGET_ID_BYTES), owner, memory)
+        with self._lock:
+            self._targets[target.target_id] = target
+            owner.targets[target.target_id] = target
+            owner.registered_bytes += memory.length_bytes
+        return target
+
+    def lease(self, identity: str, asked: MemoryTarget, payload_bytes: int) -> Lease:
+        """The right to write a payload. Raises `NotFound` (NoSuchTarget) unless this identity
+        registered the target, `InvalidRequest` where the payload would leave its bounds, the target
+        is of another transport, or its memory file has holes.
+        """
+        with self._lock:
+            target = self._targets.get(asked.target_id)
+            if target is None or not target.is_open or target.owner.identity != identity:
+                raise NotFound("rdma_target.target_id is not registered", code="NoSuchTarget")
+            if asked.transport != target.memory.transport:
+                raise InvalidRequest(
+                    f"rdma_target.transport is {excerpt(asked.transport)!r}, the target was "
+                    f"registered for {target.memory.transport!r}",
+                    code="InvalidDescriptor",
+                )
+            if asked.offset_bytes + asked.length_bytes > target.length_bytes:
+                raise InvalidRequest(
+                    f"rdma_target: offset_bytes + length_bytes is "
+                    f"{asked.offset_bytes + asked.length_bytes}, the target holds "
+                    f"{target.length_bytes} bytes",
+                    code="InvalidDescriptor",
+                )
+            if payload_bytes > asked.length_bytes:
+                raise InvalidRequest(
+                    f"rdma_target.length_bytes is {asked.length_bytes}, "
+                    f"the payload has {payload_bytes} bytes",
+                    code="InvalidDescriptor",
+                )
+            target.check_whole()
+            lease = Lease(self, target, asked.offset_bytes, payload_bytes)
+            target.leases.add(lease)
+            return lease
+
+    def set_cancel(self, lease: Lease, cancel: Callable[[ObjectCacheError], None]) -> None:
+        """See `Lease.on_release`."""
+        with self._lock:
+            lease.cancel = cancel
+            released = lease.target.released
+        if released:
+            cancel(_released())
+
+    def end_lease(self, lease: Lease) -> None:
+        """See `Lease.end`."""
+        with self._lock:
+            lease.let_go()
+            lease.target.leases.discard(lease)
+            lease.cancel = None
+        self._unmap_if_idle(lease.target)
+
+    def release(self, target: Target, on_unmapped: Callable[[], None]) -> None:
+        """Take the target out of use: no new lease, running deliveries are cancelled, and
+        `on_unmapped` is called (in whichever thread) once nothing writes to it.
+        """
+        with self._lock:
+            if self._targets.pop(target.target_id, None) is None:
+                return
+            del target.owner.targets[target.target_id]
+            target.owner.registered_bytes -= target.length_bytes
+            target.released = True
+            target.on_unmapped = on_unmapped
+            cancels = [lease.cancel for lease in target.leases if lease.cancel]
+        for cancel in cancels:
+            cancel(_released())
+        self._unmap_if_idle(target)
+
+    def _unmap_if_idle(self, target: Target) -> None:
+        with self._lock:
+            if not target.released or target.leases or not target.is_open:
+                return
+            target.is_open = False
+            target.memory.close()
+            done = target.on_unmapped
+        if done is not None:
+            done()
+
+    def __repr__(self) -> str:
+        return f"<TargetRegistry {len(self._targets)} targets>"
+
+
+def _released() -> NotFound:
+    return NotFound("the target was released", code="NoSuchTarget")
