@@ -15,7 +15,7 @@ import msgspec
 
 from benchmarks.server_memory import memory_bytes
 from objectcache_runtime.settings import StorageSettings
-from objectcache_storage_server.engines.open import open_local_engine
+from objectcache_storage_server.engines.open_engine import open_local_engine
 
 
 class Opened(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from benchmarks.prefix import Geometry
 from benchmarks.store import Store, opened_store
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.residency.memory_state import MemoryReader
-from objectcache_storage_server.engines.local.upkeep import BUDGET_EVERY_S
+from objectcache_storage_server.engines.local.upkeep.upkeep_thread import BUDGET_EVERY_S
 
 BUFFERED = "buffered"
 IN_FLIGHT_BYTES = 16 * MIB  # this process has no buffers for bodies

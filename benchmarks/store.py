@@ -23,8 +23,10 @@ from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import plan_chunks, target_fragment_bytes
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.geometry import Geometry as ExtentGeometry
-from objectcache_storage_server.engines.open import open_local_engine
+from objectcache_storage_server.engines.local.space.extent_geometry import (
+    Geometry as ExtentGeometry,
+)
+from objectcache_storage_server.engines.open_engine import open_local_engine
 from objectcache_storage_server.puts.target_source import piece_bytes
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.service import Service

@@ -20,7 +20,7 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.deliveries.plan import plan_chunks, target_fragment_bytes
 from objectcache_storage_server.engines.base import Placement
-from objectcache_storage_server.engines.local.geometry import split_into_extents
+from objectcache_storage_server.engines.local.space.extent_geometry import split_into_extents
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,7 @@ from objectcache_storage_server.accounts import lost_accounts
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.connections.server import StorageServer
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.engines.open import open_engine
+from objectcache_storage_server.engines.open_engine import open_engine
 from objectcache_storage_server.heap import HeapTrimmer, bound_arenas
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.upload_requests import count_uploads

@@ -12,7 +12,7 @@ from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes.nvme_volume import NvmeVolume
-from objectcache_storage_server.engines.open import open_local_engine
+from objectcache_storage_server.engines.open_engine import open_local_engine
 from tests.hardware.nvme_namespaces import wipe
 from tests.unit.emulated_block_device import EmulatedBlockDevice
 from tests.unit.emulated_nvme import EmulatedNvme

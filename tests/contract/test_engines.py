@@ -38,8 +38,8 @@ from objectcache_storage_server.engines.base import (
 )
 from objectcache_storage_server.engines.block_checksums import block_checksums, slice_block_bytes
 from objectcache_storage_server.engines.content_etags import content_etag
-from objectcache_storage_server.engines.files import FilesEngine
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.files.engine import FilesEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.testing import MeteredEngine, SlowEngine
 from tests.contract.engine_suite import (
     BUCKET,

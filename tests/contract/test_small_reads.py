@@ -12,9 +12,9 @@ from objectcache_schemas.errors import NotFound
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.records import BucketPolicy, ObjectAttributes, ObjectInfo, Verification
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.engines.files import FilesEngine
+from objectcache_storage_server.engines.files.engine import FilesEngine
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from tests.contract.engine_suite import BUCKET, content, opened_engine, put, read
 from tests.contract.local_engines import nvme_local_engine, small_local_engine
 

@@ -31,7 +31,7 @@ from objectcache_storage_server.deliveries.delivery import Delivery, DeliverySta
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import ChunkPlan, plan_chunks
 from objectcache_storage_server.engines.base import Engine, StagedPut
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport

@@ -12,8 +12,8 @@ import msgspec
 from objectcache_runtime.settings import Settings, load_settings
 from objectcache_schemas.limits import GIB, KIB, MIB
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.engines.local import compactor, upkeep
-from objectcache_storage_server.engines.open import open_engine
+from objectcache_storage_server.engines.local.upkeep import move_chunks, upkeep_thread
+from objectcache_storage_server.engines.open_engine import open_engine
 from tests.crash.verdict import Promises
 from tests.hardware.nvme_namespaces import DEVICES, wipe
 
@@ -51,8 +51,8 @@ class StoreKind:
         """Open or create it below `folder`. Upkeep has no time to lose: processes live briefly."""
         if self.settings.storage.nvme_device and not folder.exists():
             wipe(Path(self.settings.storage.nvme_device))
-        upkeep.ROUND_S = upkeep.BUDGET_EVERY_S = upkeep.USES_EVERY_S = HASTE_S
-        compactor.PLAN_EVERY_S = HASTE_S
+        upkeep_thread.ROUND_S = upkeep_thread.BUDGET_EVERY_S = upkeep_thread.USES_EVERY_S = HASTE_S
+        move_chunks.PLAN_EVERY_S = HASTE_S
         server = msgspec.structs.replace(self.settings.server, data_dir=str(folder))
         return open_engine(msgspec.structs.replace(self.settings, server=server))
 

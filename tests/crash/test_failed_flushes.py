@@ -22,7 +22,7 @@ from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, Dur
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.flush_latch import forget_cached
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.upkeep import Upkeep
+from objectcache_storage_server.engines.local.upkeep.upkeep_thread import Upkeep
 from tests.contract.engine_suite import BUCKET, content, read, staged_put
 from tests.crash.lossy_files import NOTHING
 from tests.crash.lossy_fs import NO_FAILURE, LossyMount, lossy_mount, reason_to_skip

@@ -15,8 +15,8 @@ from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.limits import GIB, KIB
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.geometry import Geometry
 from objectcache_storage_server.engines.local.records import Version
+from objectcache_storage_server.engines.local.space.extent_geometry import Geometry
 from tests.contract.engine_suite import BUCKET, content, put, read, stored_keys
 from tests.crash.settings import SEED
 from tests.crash.stores import SMALL_LOCAL, StoreKind, settings_of

@@ -26,7 +26,7 @@ from objectcache_storage_server.deliveries.delivery import Delivery, DeliverySta
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import plan_chunks
 from objectcache_storage_server.engines.base import Engine, StagedPut
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.delivery_flow import Flow
 from objectcache_storage_server.scheduling.scheduler import LINK_CATCH_UP_S, Scheduler

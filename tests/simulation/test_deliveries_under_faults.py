@@ -19,7 +19,7 @@ from objectcache_storage_server.deliveries.plan import (
     plan_chunks,
 )
 from objectcache_storage_server.engines.base import Engine, StagedPut
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import Grant
 from objectcache_storage_server.testing import FaultyEngine

@@ -13,7 +13,7 @@ from objectcache_gateway.metrics.families import gateway_families
 from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts
 from objectcache_runtime.settings import ServerSettings, Settings
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.metrics.families import storage_families
 from objectcache_storage_server.service import Service
 

@@ -55,7 +55,7 @@ from objectcache_schemas.message import Message
 from objectcache_schemas.messages import GetHealth, Health, SetPolicy
 from objectcache_schemas.records import BucketPolicy, Durability, Verification
 from objectcache_storage_server.connections.server import StorageServer
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.operators import run_checks
 from objectcache_storage_server.service import Service
 from tests.contract.engine_suite import BUCKET, put

@@ -13,7 +13,7 @@ from objectcache_gateway.handlers.attribute_changes import CHANGE_ATTEMPTS_MAX, 
 from objectcache_schemas.errors import Conflict, NotFound
 from objectcache_schemas.messages import Object, ReplaceAttributes, StatObject
 from objectcache_schemas.records import AclGrant, AclPermission, ObjectAttributes
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from tests.contract.engine_suite import BUCKET, put
 
 PUBLIC = ObjectAttributes(acl=(AclGrant("everybody", AclPermission.READ),))

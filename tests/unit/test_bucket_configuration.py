@@ -28,7 +28,7 @@ from objectcache_schemas.records import (
     LifecycleRule,
 )
 from objectcache_storage_server.engines.base import BUCKET_PAGE, Engine
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.s3.bucket_configuration import check_configuration
 from objectcache_storage_server.s3.bucket_pages import PAGE_BYTES_MAX, bucket_page
 

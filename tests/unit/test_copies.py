@@ -24,7 +24,7 @@ from objectcache_schemas.messages import (
     Upload,
 )
 from objectcache_schemas.records import BucketInfo, ObjectAttributes
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.copy_requests import complete, copy_object, copy_part
 from objectcache_storage_server.s3.upload_requests import answer_upload, count_part, count_uploads

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from objectcache_storage_server.engines.files import FilesEngine
+from objectcache_storage_server.engines.files.engine import FilesEngine
 from tests.contract.engine_suite import BUCKET, content, put_batch, read, stored_keys
 
 KILLS = 10

@@ -25,9 +25,9 @@ from objectcache_schemas.errors import (
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.engines.files import FilesEngine
-from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.engines.open import open_engine
+from objectcache_storage_server.engines.files.engine import FilesEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
+from objectcache_storage_server.engines.open_engine import open_engine
 from objectcache_storage_server.engines.system_errors import as_our_error
 from tests.contract.engine_suite import (
     BUCKET,

@@ -12,7 +12,7 @@ import pytest
 
 from objectcache_schemas.errors import StorageFull
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_storage_server.engines.files import FilesEngine
+from objectcache_storage_server.engines.files.engine import FilesEngine
 from tests.contract.engine_suite import (
     BUCKET,
     content,

@@ -28,12 +28,12 @@ from objectcache_schemas.records import (
     ObjectAttributes,
 )
 from objectcache_storage_server.engines.base import Engine, OpenObjects, PrefixShape, StagedPut
-from objectcache_storage_server.engines.files import FilesEngine
-from objectcache_storage_server.engines.local import upkeep
+from objectcache_storage_server.engines.files.engine import FilesEngine
 from objectcache_storage_server.engines.local.engine import LocalEngine
+from objectcache_storage_server.engines.local.upkeep import upkeep_thread
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
-from objectcache_storage_server.engines.memory import MemoryEngine
-from objectcache_storage_server.engines.open import open_volume
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
+from objectcache_storage_server.engines.open_engine import open_volume
 from tests.contract.engine_suite import BUCKET, content, read_range, staged_put
 
 T = TypeVar("T")
@@ -272,7 +272,7 @@ class LocalAgrees(EnginesAgree):
     """Extents of a few slots with padded rows, moved about and read over both paths."""
 
     def __init__(self) -> None:
-        self.quiet_upkeep = mock.patch.object(upkeep, "ROUND_S", 3600.0)
+        self.quiet_upkeep = mock.patch.object(upkeep_thread, "ROUND_S", 3600.0)
         self.quiet_upkeep.start()
         self.compaction_s = 0.0
         super().__init__()

@@ -8,7 +8,7 @@ import pytest
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_storage_server.engines.base import Engine, OpenObjects, PrefixShape, StagedPut
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.testing import FaultyEngine, MeteredEngine, SlowEngine
 from tests.contract.engine_suite import BUCKET, put, read, staged_put, stored_keys
 

@@ -21,7 +21,7 @@ from objectcache_schemas.target_messages import DeliveryFailure
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.deliveries.lend_target import serve_lease
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.service import Service
 from tests.unit.held_peer import HeldPeer, QuietSession
 

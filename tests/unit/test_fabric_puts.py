@@ -38,7 +38,7 @@ from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.engines.base import PrefixShape
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.puts import fabric_source
 from objectcache_storage_server.puts.fabric_source import staged_piece_bytes
 from objectcache_storage_server.puts.receive_puts import serve_kv_put

@@ -24,7 +24,7 @@ from objectcache_storage_server.deliveries import body_gets, prefix_gets, target
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import RangePlan
 from objectcache_storage_server.engines.base import OpenObjects
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.testing import WrappedEngine, WrappedOpenObjects
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport

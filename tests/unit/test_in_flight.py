@@ -15,7 +15,7 @@ from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.directory import AccountDirectory
 from objectcache_storage_server.accounts.in_flight import Flight, InFlight
 from objectcache_storage_server.accounts.quota_book import QuotaBook
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 
 
 async def call(function: Callable[[], Quota]) -> Quota:

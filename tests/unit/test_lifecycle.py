@@ -18,7 +18,7 @@ from objectcache_schemas.records import (
     ObjectInfo,
 )
 from objectcache_storage_server.engines.base import Engine, StagedPut
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.lifecycle import (
     PAGE_OBJECTS,

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from objectcache_storage_server.engines.local.allocator import Allocator
+from objectcache_storage_server.engines.local.space.free_space import Allocator
 from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES
 
 SEGMENT_BLOCKS = 16

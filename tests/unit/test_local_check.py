@@ -20,18 +20,18 @@ from objectcache_schemas.errors import NotFound
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
-from objectcache_storage_server.engines.local import check
-from objectcache_storage_server.engines.local.check import check_engine
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.faults import (
+from objectcache_storage_server.engines.local.index.index_view import raw_number
+from objectcache_storage_server.engines.local.records import Version
+from objectcache_storage_server.engines.local.space.dense_tables import EXTENT_COLUMNS
+from objectcache_storage_server.engines.local.upkeep import check_store
+from objectcache_storage_server.engines.local.upkeep.check_store import check_engine
+from objectcache_storage_server.engines.local.upkeep.find_misplaced import (
     Claims,
     outside_extents,
     overlapping_extents,
     unnamed_extents,
 )
-from objectcache_storage_server.engines.local.index_view import raw_number
-from objectcache_storage_server.engines.local.records import Version
-from objectcache_storage_server.engines.local.tables import EXTENT_COLUMNS
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
 from tests.contract.engine_suite import BUCKET, content, put, read
 from tests.contract.local_engines import SMALL, small_local_engine
@@ -244,7 +244,7 @@ def test_an_extent_whose_row_is_damaged_is_written_down_again(open_engine: Open)
 def test_a_version_that_was_replaced_meanwhile_is_no_finding(
     open_engine: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "PROGRESS_BYTES", 1)
+    monkeypatch.setattr(check_store, "PROGRESS_BYTES", 1)
     engine = open_engine()
     put(engine, "a", content("a", 8 * KIB))
     put(engine, "b", content("b", 8 * KIB))
@@ -266,7 +266,7 @@ def test_a_version_that_was_replaced_meanwhile_is_no_finding(
 def test_puts_reads_and_deletes_go_on_between_any_two_steps(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "PROGRESS_BYTES", 1)
+    monkeypatch.setattr(check_store, "PROGRESS_BYTES", 1)
     engine = open_engine()
     put_prefix(engine, "m", 8)
     done: list[str] = []
@@ -323,7 +323,7 @@ def test_repairs_of_a_sound_store_in_use_find_nothing(tmp_path: Path, seed: int)
 def test_a_check_ends_when_progress_is_answered_by_false(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "PROGRESS_BYTES", 1)
+    monkeypatch.setattr(check_store, "PROGRESS_BYTES", 1)
     engine = open_engine()
     keys = put_prefix(engine, "a", 20)
     report = engine.check(False, lambda report: report.objects < 3)
@@ -349,7 +349,7 @@ def test_examples_are_bounded(open_engine: Open, tmp_path: Path) -> None:
     for key in put_prefix(engine, "a", 30):
         flip_byte(engine, tmp_path, key)
     report = run_check(engine)
-    assert (report.damaged, len(report.examples)) == (30, check.EXAMPLES_MAX)
+    assert (report.damaged, len(report.examples)) == (30, check_store.EXAMPLES_MAX)
 
 
 # --- faults of places, as arithmetic --------------------------------------------------------------

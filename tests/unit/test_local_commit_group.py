@@ -21,9 +21,9 @@ from objectcache_schemas.errors import (
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.records import BucketPolicy, Condition
 from objectcache_storage_server.engines.base import ALWAYS, Committed, PrefixShape, StagedPut
-from objectcache_storage_server.engines.local import commit_group
+from objectcache_storage_server.engines.local.commits import commit_group
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.index import IndexChange
+from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange
 from objectcache_storage_server.engines.local.records import Version
 from tests.contract.engine_suite import BUCKET, content, put, read
 from tests.contract.local_engines import small_local_engine

@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from objectcache_storage_server.engines.local import compaction
-from objectcache_storage_server.engines.local.compaction import Move, candidate_count, plan_moves
-from objectcache_storage_server.engines.local.geometry import Geometry, slots_for
-from objectcache_storage_server.engines.local.tables import (
+from objectcache_storage_server.engines.local.space.dense_tables import (
     EXTENT_COLUMNS,
     OBJECT_COLUMNS,
     DenseTable,
+)
+from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, slots_for
+from objectcache_storage_server.engines.local.upkeep import plan_compaction
+from objectcache_storage_server.engines.local.upkeep.plan_compaction import (
+    Move,
+    candidate_count,
+    plan_moves,
 )
 
 SLICE_BYTES = 4096
@@ -139,12 +143,12 @@ def test_nothing_moves_that_lies_as_it_should() -> None:
 
 
 def test_counting_candidates_ends_once_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "COUNT_MAX", 20)
+    monkeypatch.setattr(plan_compaction, "COUNT_MAX", 20)
     store = Store()
     for own in range(1, 101):
         store.put([own], own - 1)
     assert store.candidates() == 24  # with the third extent of eight
-    monkeypatch.setattr(compaction, "COUNT_MAX", 1000)
+    monkeypatch.setattr(plan_compaction, "COUNT_MAX", 1000)
     assert store.candidates() == 100
 
 

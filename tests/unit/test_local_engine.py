@@ -15,7 +15,7 @@ from objectcache_schemas.records import BucketPolicy, Condition, Durability, Ver
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
-from objectcache_storage_server.engines.open import open_engine as open_any_engine
+from objectcache_storage_server.engines.open_engine import open_engine as open_any_engine
 from tests.contract.engine_suite import BUCKET, LAYOUT, content, put, read
 from tests.contract.local_engines import small_local_engine
 

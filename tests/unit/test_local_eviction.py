@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from objectcache_storage_server.engines.local.eviction import choose_victims, expired
-from objectcache_storage_server.engines.local.tables import (
+from objectcache_storage_server.engines.local.space.dense_tables import (
     EXTENT_COLUMNS,
     OBJECT_COLUMNS,
     DenseTable,
 )
+from objectcache_storage_server.engines.local.upkeep.plan_eviction import choose_victims, expired
 from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES
 
 Rows = npt.NDArray[np.void]

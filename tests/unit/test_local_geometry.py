@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_storage_server.engines.local.geometry import (
+from objectcache_storage_server.engines.local.space.extent_geometry import (
     SLOTS_MAX,
     Geometry,
     slots_for,

@@ -27,10 +27,14 @@ from objectcache_schemas.errors import InvalidRequest, NotFound, StorageFull, Un
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.engines.flush_latch import FlushLatch
-from objectcache_storage_server.engines.local.index import USES_ROWS, IndexChange, LocalIndex
-from objectcache_storage_server.engines.local.long_keys import DIRECT_BYTES
+from objectcache_storage_server.engines.local.index.lmdb_index import (
+    USES_ROWS,
+    IndexChange,
+    LocalIndex,
+)
+from objectcache_storage_server.engines.local.index.long_keys import DIRECT_BYTES
 from objectcache_storage_server.engines.local.records import Version, VersionName, key_hash
-from objectcache_storage_server.engines.local.tables import (
+from objectcache_storage_server.engines.local.space.dense_tables import (
     EXTENT_COLUMNS,
     OBJECT_COLUMNS,
     DenseTable,

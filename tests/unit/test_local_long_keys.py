@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from objectcache_schemas.limits import KEY_BYTES_MAX
-from objectcache_storage_server.engines.keys import scan_bounds
-from objectcache_storage_server.engines.local.long_keys import (
+from objectcache_storage_server.engines.key_order import scan_bounds
+from objectcache_storage_server.engines.local.index.long_keys import (
     DIRECT_BYTES,
     FIRST_SEGMENT,
     is_pointer,

@@ -50,7 +50,7 @@ from objectcache_storage_server.engines.local.direct.nvme_status import (
     as_os_error,
     is_worth_repeating,
 )
-from objectcache_storage_server.engines.local.geometry import Geometry
+from objectcache_storage_server.engines.local.space.extent_geometry import Geometry
 from tests.unit.emulated_nvme import Command
 
 LBA_SIZES = st.sampled_from([512, 1024, 4096])

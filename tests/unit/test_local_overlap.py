@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from objectcache_schemas.limits import GIB, MIB
-from objectcache_storage_server.engines.local import overlap
-from objectcache_storage_server.engines.local.overlap import (
+from objectcache_storage_server.engines.local.reads import device_sharing
+from objectcache_storage_server.engines.local.reads.device_sharing import (
     Overlap,
     OverlapChooser,
     OverlapGate,
@@ -147,8 +147,8 @@ def test_a_change_that_hardly_shows_in_the_rate_is_found_in_time() -> None:
     assert intra_bytes_per_s is not None
     intra_mib_per_s = intra_bytes_per_s / MIB
     simulation.rate = lambda depth: 1.2 * intra_mib_per_s / depth**0.3
-    while simulation.now_s < 1.2 * overlap.REMEASURE_S:
-        assert simulation.chooser.state != "cross" or simulation.now_s > overlap.REMEASURE_S
+    while simulation.now_s < 1.2 * device_sharing.REMEASURE_S:
+        assert simulation.chooser.state != "cross" or simulation.now_s > device_sharing.REMEASURE_S
         simulation.run(1024)
     simulation.run(4096)
     assert simulation.chooser.state == "cross"
@@ -159,11 +159,11 @@ def test_measuring_stays_a_small_part_of_what_is_read(rate: Rate, best: Overlap)
     simulation = Simulation(OverlapChooser(), rate)
     total_mib = 384 * 1024
     simulation.run(total_mib)
-    assert simulation.now_s > 2 * overlap.REMEASURE_S  # so it was measured again and again
+    assert simulation.now_s > 2 * device_sharing.REMEASURE_S  # so it was measured again and again
     first_mib = 2 * (64 + 9 * 8) + 64
     measuring_mib = simulation.shared_mib["measuring"]
-    assert first_mib < measuring_mib < first_mib + total_mib / overlap.MEASURED_RATIO
-    assert simulation.used_mib[best] > (1 - 1 / overlap.MEASURED_RATIO) * total_mib
+    assert first_mib < measuring_mib < first_mib + total_mib / device_sharing.MEASURED_RATIO
+    assert simulation.used_mib[best] > (1 - 1 / device_sharing.MEASURED_RATIO) * total_mib
 
 
 def test_a_rate_that_swings_all_the_time_does_not_cost_more() -> None:
@@ -173,7 +173,7 @@ def test_a_rate_that_swings_all_the_time_does_not_cost_more() -> None:
             simulation.rate = rate
             simulation.run(200)
     total_mib = sum(simulation.used_mib.values())
-    assert simulation.shared_mib["measuring"] < 1024 + total_mib / overlap.MEASURED_RATIO
+    assert simulation.shared_mib["measuring"] < 1024 + total_mib / device_sharing.MEASURED_RATIO
 
 
 def test_rates_are_what_the_device_gives() -> None:
@@ -268,8 +268,8 @@ def test_whatever_is_read_measuring_is_bounded_and_one_reader_never_waits(
     # One measurement is free: two phases, each of what precedes it, warm-up, cold ones, a window
     # of 16 fragments or 0.1 s.
     largest_mib = max((phase[1] for phase in phases), default=0)
-    once_mib = 2 * (6 + overlap.WARM_UP_FRAGMENTS + 15 + 16) * largest_mib + 2 * 800
-    bound_mib = once_mib + sum(simulation.shared_mib.values()) / overlap.MEASURED_RATIO
+    once_mib = 2 * (6 + device_sharing.WARM_UP_FRAGMENTS + 15 + 16) * largest_mib + 2 * 800
+    bound_mib = once_mib + sum(simulation.shared_mib.values()) / device_sharing.MEASURED_RATIO
     assert simulation.shared_mib["measuring"] <= bound_mib
 
 

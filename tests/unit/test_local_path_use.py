@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from objectcache_storage_server.engines.local.path_use import QUIET_S, PathUse
-from objectcache_storage_server.engines.local.upkeep import joined
+from objectcache_storage_server.engines.local.reads.path_use import QUIET_S, PathUse
+from objectcache_storage_server.engines.local.upkeep.upkeep_thread import joined
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
     Path,

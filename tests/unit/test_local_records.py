@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.records import BucketInfo, ObjectAttributes, ObjectInfo
-from objectcache_storage_server.engines.local.index_rows import (
+from objectcache_storage_server.engines.local.index.index_rows import (
     STORED_EXTENT,
     STORED_OBJECT,
     USES_ROWS,
@@ -34,7 +34,7 @@ from objectcache_storage_server.engines.local.records import (
     unseal_record,
     version_of,
 )
-from objectcache_storage_server.engines.local.tables import (
+from objectcache_storage_server.engines.local.space.dense_tables import (
     EXTENT_COLUMNS,
     OBJECT_COLUMNS,
     DenseTable,

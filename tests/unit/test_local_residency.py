@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.residency import planner
 from objectcache_storage_server.engines.local.residency.planner import HEAT_HALF_LIFE_S, replan
-from objectcache_storage_server.engines.local.tables import EXTENT_COLUMNS
+from objectcache_storage_server.engines.local.space.dense_tables import EXTENT_COLUMNS
 from objectcache_storage_server.engines.local.volumes.volume import Path
 
 

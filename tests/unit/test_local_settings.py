@@ -13,8 +13,8 @@ from objectcache_schemas.errors import InvalidRequest, StorageFull, Unavailable
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import ObjectAttributes
 from objectcache_storage_server.engines.base import StagedPut
-from objectcache_storage_server.engines.local.compactor import Compactor
 from objectcache_storage_server.engines.local.engine import LocalEngine
+from objectcache_storage_server.engines.local.upkeep.move_chunks import Compactor
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
 from tests.contract.engine_suite import BUCKET, LAYOUT, content, put, read, staged_put
 from tests.contract.local_engines import small_local_engine

@@ -17,9 +17,9 @@ from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.holdings import Holdings
-from objectcache_storage_server.engines.local.space import PutBuffers, WriterSpace
-from objectcache_storage_server.engines.local.staging import StagedRun
+from objectcache_storage_server.engines.local.puts.staged_runs import StagedRun
+from objectcache_storage_server.engines.local.puts.writer_space import PutBuffers, WriterSpace
+from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
 from objectcache_storage_server.engines.local.volumes.nvme_volume import NvmeVolume
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath

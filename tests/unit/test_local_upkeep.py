@@ -17,9 +17,9 @@ from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, Durability
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.flush_latch import FlushLatch
-from objectcache_storage_server.engines.local import upkeep
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.holdings import Holdings
+from objectcache_storage_server.engines.local.space.holdings import Holdings
+from objectcache_storage_server.engines.local.upkeep import upkeep_thread
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
 from objectcache_storage_server.engines.local.volumes.nvme_volume import NvmeVolume
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
@@ -307,7 +307,7 @@ def test_an_eviction_that_freed_nothing_is_not_tried_again_at_once(
     put(engine, "another", b"x")
     engine.upkeep.round(now_s=FIRST_S + 5.0)
     assert len(tries) == 2
-    engine.upkeep.round(now_s=FIRST_S + 5.0 + upkeep.FRUITLESS_EVICTION_S)
+    engine.upkeep.round(now_s=FIRST_S + 5.0 + upkeep_thread.FRUITLESS_EVICTION_S)
     assert len(tries) == 3
 
 

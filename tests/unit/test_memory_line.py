@@ -21,7 +21,7 @@ from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded
 from objectcache_storage_server.deliveries.body_gets import body_wish
 from objectcache_storage_server.deliveries.prefix_gets import serve_object
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.transports.fabric import StagingMemory
 from tests.contract.engine_suite import put

@@ -9,7 +9,7 @@ import pytest
 
 from objectcache_runtime.settings import ServerSettings, Settings
 from objectcache_schemas.schedule import ScheduledDelivery
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.operators import view_schedule
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.service import Service

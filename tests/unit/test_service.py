@@ -47,7 +47,7 @@ from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.deliveries.prefix_gets import serve_kv_get
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.puts.receive_puts import serve_put_object
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.bucket_requests import answer_change

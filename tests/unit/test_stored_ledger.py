@@ -19,7 +19,7 @@ from objectcache_storage_server.accounts.directory import AccountDirectory
 from objectcache_storage_server.accounts.quota_book import QuotaBook
 from objectcache_storage_server.accounts.stored_ledger import Reservation, StoredLedger
 from objectcache_storage_server.engines.base import BucketTotals, Engine
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 
 
 class Store:

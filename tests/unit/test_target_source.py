@@ -33,7 +33,7 @@ from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.engines.base import PrefixShape, Staged, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
-from objectcache_storage_server.engines.memory import MemoryEngine
+from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.puts.receive_puts import serve_kv_put
 from objectcache_storage_server.puts.target_source import PIECE_BYTES, piece_bytes
 from objectcache_storage_server.service import Service

@@ -58,30 +58,33 @@ from objectcache_storage_server.engines.bucket_rules import (
     no_such_key,
 )
 from objectcache_storage_server.engines.commit_rules import check_batch
+from objectcache_storage_server.engines.data_folders import lock_folder, sync_folder
 from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch
-from objectcache_storage_server.engines.keys import key_bytes
-from objectcache_storage_server.engines.local.commit import LocalCommit, NewObject
-from objectcache_storage_server.engines.local.commit_group import CommitGroups
-from objectcache_storage_server.engines.local.eviction import choose_victims
-from objectcache_storage_server.engines.local.flusher import Flusher
-from objectcache_storage_server.engines.local.geometry import split_into_extents
-from objectcache_storage_server.engines.local.holdings import Holdings
-from objectcache_storage_server.engines.local.index import IndexChange, LocalIndex
-from objectcache_storage_server.engines.local.joined import JoinedRuns, can_join
-from objectcache_storage_server.engines.local.opened import DamagedVersion, LocalOpenObjects
-from objectcache_storage_server.engines.local.opening import open_sources
-from objectcache_storage_server.engines.local.path_use import PathUse
+from objectcache_storage_server.engines.key_order import key_bytes
+from objectcache_storage_server.engines.local.commits.commit_group import CommitGroups
+from objectcache_storage_server.engines.local.commits.flush_later import Flusher
+from objectcache_storage_server.engines.local.commits.judged_commit import LocalCommit, NewObject
+from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange, LocalIndex
+from objectcache_storage_server.engines.local.puts.join_objects import JoinedRuns, can_join
+from objectcache_storage_server.engines.local.puts.staged_prefix import LocalStagedPrefix
+from objectcache_storage_server.engines.local.puts.staged_runs import StagedRun
+from objectcache_storage_server.engines.local.puts.writer_space import PutBuffers, WriterSpace
+from objectcache_storage_server.engines.local.reads.path_use import PathUse
+from objectcache_storage_server.engines.local.reads.pin_versions import open_sources
+from objectcache_storage_server.engines.local.reads.small_reads import read_resident
+from objectcache_storage_server.engines.local.reads.verified_reads import (
+    DamagedVersion,
+    LocalOpenObjects,
+)
 from objectcache_storage_server.engines.local.records import BucketRow, Version, VersionName
-from objectcache_storage_server.engines.local.recovery import recover
-from objectcache_storage_server.engines.local.small_reads import read_resident
-from objectcache_storage_server.engines.local.space import PutBuffers, WriterSpace
-from objectcache_storage_server.engines.local.spared import Spared
-from objectcache_storage_server.engines.local.staged_prefix import LocalStagedPrefix
-from objectcache_storage_server.engines.local.staging import StagedRun
-from objectcache_storage_server.engines.local.status import engine_status
-from objectcache_storage_server.engines.local.upkeep import Upkeep
+from objectcache_storage_server.engines.local.space.extent_geometry import split_into_extents
+from objectcache_storage_server.engines.local.space.holdings import Holdings
+from objectcache_storage_server.engines.local.upkeep.describe_store import engine_status
+from objectcache_storage_server.engines.local.upkeep.plan_eviction import choose_victims
+from objectcache_storage_server.engines.local.upkeep.recover_store import recover
+from objectcache_storage_server.engines.local.upkeep.spare_used import Spared
+from objectcache_storage_server.engines.local.upkeep.upkeep_thread import Upkeep
 from objectcache_storage_server.engines.local.volumes.volume import Path, Volume
-from objectcache_storage_server.engines.object_files import lock_folder, sync_folder
 from objectcache_storage_server.engines.system_errors import as_our_error, translated
 
 WRITER_THREADS = 8  # puts whose bytes are on their way to the device
@@ -576,7 +579,7 @@ class LocalEngine(Engine):
         return engine_status(self, with_extents=False)
 
     def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
-        from objectcache_storage_server.engines.local.check import check_engine
+        from objectcache_storage_server.engines.local.upkeep.check_store import check_engine
 
         return check_engine(self, repair, on_progress)
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import MIB
+from objectcache_storage_server.engines.data_folders import sync_folder
 from objectcache_storage_server.engines.local.direct.alignment import (
     Alignment,
     split_at,
@@ -55,7 +56,6 @@ from objectcache_storage_server.engines.local.volumes.volume import (
     Transfer,
     Volume,
 )
-from objectcache_storage_server.engines.object_files import sync_folder
 
 SEGMENT_UNIT_BYTES = 4 * MIB  # files are made of whole ones
 FLUSH_THREADS = 8  # a device takes several flushes at once

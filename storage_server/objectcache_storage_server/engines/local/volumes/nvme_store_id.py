@@ -11,8 +11,8 @@ import os
 import secrets
 from pathlib import Path
 
+from objectcache_storage_server.engines.data_folders import sync_folder
 from objectcache_storage_server.engines.local.volumes.nvme_superblock import STORE_ID_BYTES
-from objectcache_storage_server.engines.object_files import sync_folder
 
 FINISHED_NAME = "nvme_store_id"
 BEGUN_NAME = "nvme_store_id.begun"

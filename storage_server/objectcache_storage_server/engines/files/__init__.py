@@ -1,0 +1,1 @@
+"""One file an object beside an SQLite index: the plain durable engine."""

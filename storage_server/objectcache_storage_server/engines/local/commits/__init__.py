@@ -1,0 +1,1 @@
+"""What was put becomes durable and visible."""

@@ -1,0 +1,1 @@
+"""The LMDB index: what is stored where, durably."""

@@ -1,0 +1,174 @@
+"""Where writers get extents and memory from; makes room where there is none."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from objectcache_schemas.errors import Busy, StorageFull
+from objectcache_schemas.limits import KIB, MIB
+from objectcache_storage_server.engines.local.puts.staged_runs import Bytes, ExtentSource
+from objectcache_storage_server.engines.local.residency.planner import admits
+from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, round_up
+from objectcache_storage_server.engines.local.space.holdings import Holdings
+from objectcache_storage_server.engines.local.volumes.volume import Path, Transfer
+from objectcache_storage_server.engines.system_errors import RETRY_AFTER_S, translated
+
+ROOM_ATTEMPTS = 6  # each evicts twice as much; free space may lie in pieces
+RUN_BYTES_MIN = 512 * KIB  # of an object: before shorter runs are taken, others are evicted
+IDLE_BUFFER_BYTES_MAX = 128 * MIB  # kept for the next put: fresh pages cost as much as a copy
+
+
+class WriterSpace(ExtentSource):
+    """Extents of the holdings, evicting for them where that is allowed."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        evict: Callable[[int], int],
+        buffers: PutBuffers,
+        writers: ThreadPoolExecutor,
+    ) -> None:
+        """`evict` takes the bytes of extents that are wanted, and returns those that came free."""
+        self.volume = holdings.volume
+        self._holdings = holdings
+        self._evict = evict
+        self._buffers = buffers
+        self._writers = writers
+
+    def allocate(self, length_bytes: int, geometry: Geometry | None) -> int:
+        """See `ExtentSource.allocate`."""
+        wanted_bytes = round_up(length_bytes)
+        may_evict = True
+        for attempts_left in reversed(range(ROOM_ATTEMPTS + 1)):
+            path = self._path_for(length_bytes)
+            with translated("make room in the data files", "the volume"):
+                number = self._holdings.allocate(length_bytes, path, geometry)
+            if number is not None:
+                return number
+            if not may_evict:
+                break
+            # Where there was nothing to evict, somebody else may just have done so: look once more.
+            may_evict = self._evict(wanted_bytes) > 0 and attempts_left > 1
+            wanted_bytes *= 2
+        raise StorageFull(
+            f"no room for {length_bytes} bytes in one run: {self._holdings.describe_room()}; "
+            "delete objects, or raise storage.capacity_bytes"
+        )
+
+    def allocate_run(self, length_bytes: int, least_bytes: int) -> tuple[int, int]:
+        """See `ExtentSource.allocate_run`."""
+        found = self._free_run(length_bytes, max(least_bytes, RUN_BYTES_MIN))
+        if found is not None:
+            return found
+        try:
+            return self.allocate(length_bytes, None), length_bytes
+        except StorageFull:
+            found = self._free_run(length_bytes, least_bytes)
+            if found is None:
+                raise
+            return found
+
+    def _free_run(self, length_bytes: int, least_bytes: int) -> tuple[int, int] | None:
+        """Half as long and half as long again until one is free."""
+        while length_bytes >= least_bytes:
+            with translated("make room in the data files", "the volume"):
+                number = self._holdings.allocate(length_bytes, self._path_for(length_bytes), None)
+            if number is not None:
+                return number, length_bytes
+            if length_bytes == least_bytes:
+                return None
+            length_bytes = max(round_up(length_bytes // 2), least_bytes)
+        return None
+
+    def _path_for(self, length_bytes: int) -> Path:
+        paths = self.volume.paths
+        resident_bytes = self._holdings.resident_bytes
+        wants_cache = admits(resident_bytes, length_bytes, self._holdings.page_cache_budget_bytes)
+        if Path.DIRECT not in paths or (wants_cache and Path.PAGE_CACHE in paths):
+            return Path.PAGE_CACHE
+        return Path.DIRECT
+
+    def place(self, number: int) -> int:
+        """See `ExtentSource.place`."""
+        with self._holdings.lock:
+            return int(self._holdings.extents.rows["offset_bytes"][number])
+
+    def path(self, number: int) -> Path:
+        """See `ExtentSource.path`."""
+        with self._holdings.lock:
+            return Path(int(self._holdings.extents.rows["path"][number]))
+
+    def shrink(self, number: int, length_bytes: int) -> None:
+        """See `ExtentSource.shrink`."""
+        self._holdings.shrink(number, length_bytes)
+
+    def end_writing(self, number: int, *, keep: bool) -> None:
+        """See `ExtentSource.end_writing`."""
+        self._holdings.end_writing(number, keep=keep)
+
+    def write(self, transfers: Sequence[Transfer], path: Path) -> None:
+        """See `ExtentSource.write`."""
+        with translated("write to the data files", "the volume"):
+            self.volume.write(transfers, path)
+
+    def begin_write(self, transfers: Sequence[Transfer], path: Path) -> Future[None]:
+        """See `ExtentSource.begin_write`."""
+        return self._writers.submit(self.write, transfers, path)
+
+    def take_buffer(self, length_bytes: int) -> Bytes | None:
+        """See `ExtentSource.take_buffer`. Raises `Busy` where the device can only be written from
+        such memory.
+        """
+        with translated("take memory for a put", "memory"):
+            buffer = self._buffers.take(length_bytes)
+        if buffer is None and Path.PAGE_CACHE not in self.volume.paths:
+            raise Busy(
+                "puts hold all memory that storage.put_buffer_bytes_max allows",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        return buffer
+
+    def return_buffer(self, buffer: Bytes) -> None:
+        """See `ExtentSource.return_buffer`."""
+        self._buffers.put(buffer)
+
+
+class PutBuffers:
+    """Page-aligned memory for whole extents, bounded."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0  # in use
+        self._idle: list[Bytes] = []
+        self._lock = threading.Lock()
+
+    def take(self, length_bytes: int) -> Bytes | None:
+        """Memory of this length, not zeroed; None where that would be too much. Raises `OSError`
+        where the system has none.
+        """
+        with self._lock:
+            if self._bytes + length_bytes > self._bytes_max:
+                return None
+            self._bytes += length_bytes
+            for index, buffer in enumerate(self._idle):
+                if len(buffer) == length_bytes:
+                    return self._idle.pop(index)
+        try:
+            return np.frombuffer(mmap.mmap(-1, length_bytes), np.uint8)
+        except BaseException:
+            with self._lock:
+                self._bytes -= length_bytes
+            raise
+
+    def put(self, buffer: Bytes) -> None:
+        """Give it back."""
+        with self._lock:
+            self._bytes -= len(buffer)
+            self._idle.insert(0, buffer)
+            while sum(map(len, self._idle)) > min(IDLE_BUFFER_BYTES_MAX, self._bytes_max):
+                self._idle.pop()

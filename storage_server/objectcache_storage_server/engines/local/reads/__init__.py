@@ -1,0 +1,1 @@
+"""Pinned objects and verified reads over both paths."""

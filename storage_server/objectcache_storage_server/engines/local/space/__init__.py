@@ -1,0 +1,1 @@
+"""Extents, free space and what the store holds, in memory."""

@@ -1,0 +1,1 @@
+"""What is done to a store besides puts and gets: recovery, eviction, moves, checks."""

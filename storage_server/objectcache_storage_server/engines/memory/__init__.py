@@ -1,0 +1,1 @@
+"""Objects in this process's memory: the contract's model."""
