@@ -11,24 +11,24 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from benchmarks.bench import Bench
-from benchmarks.cold import measure_cold
-from benchmarks.first_layer import measure_first_layer
-from benchmarks.first_read import measure_first_reads
-from benchmarks.measure import Row
-from benchmarks.memory_pressure import measure_memory_pressure
-from benchmarks.million_objects import measure_million_objects
-from benchmarks.nixl import measure_nixl
-from benchmarks.planning import measure_planning
-from benchmarks.puts import measure_puts
-from benchmarks.report import commit, machine, results_tables, write_json, write_markdown
-from benchmarks.s3 import measure_s3
-from benchmarks.scale import FULL, QUICK, scale_that_fits
-from benchmarks.scheduling import measure_scheduling
-from benchmarks.server_memory import measure_server_memory
-from benchmarks.small_chunks import measure_small_chunks
-from benchmarks.stages import measure_stages
-from benchmarks.warm import measure_warm
+from benchmarks.basis.bench import Bench
+from benchmarks.basis.measure import Row
+from benchmarks.basis.report import commit, machine, results_tables, write_json, write_markdown
+from benchmarks.basis.scale import FULL, QUICK, scale_that_fits
+from benchmarks.deliveries.cold import measure_cold
+from benchmarks.deliveries.first_layer import measure_first_layer
+from benchmarks.deliveries.first_read import measure_first_reads
+from benchmarks.deliveries.nixl import measure_nixl
+from benchmarks.deliveries.puts import measure_puts
+from benchmarks.deliveries.small_chunks import measure_small_chunks
+from benchmarks.deliveries.stages import measure_stages
+from benchmarks.deliveries.warm import measure_warm
+from benchmarks.memory_pressure.rounds import measure_memory_pressure
+from benchmarks.s3.requests import measure_s3
+from benchmarks.server_costs.million_objects import measure_million_objects
+from benchmarks.server_costs.planning import measure_planning
+from benchmarks.server_costs.scheduling import measure_scheduling
+from benchmarks.server_costs.server_memory import measure_server_memory
 
 TABLE_COLUMNS = 160
 QUESTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.basis.report import commit, machine
 from benchmarks.compare.cells import FULL, JUDGED, QUICK, Cell
 from benchmarks.compare.contestants import started
 from benchmarks.compare.grid import grid_lines
@@ -26,7 +27,6 @@ from benchmarks.compare.rows import Row, judge
 from benchmarks.compare.table import markdown, write_json
 from benchmarks.compare.worker import running_worker
 from benchmarks.figures.plots import save
-from benchmarks.report import commit, machine
 
 ROUNDS, PATH_S_MAX, REQUESTS_MAX = 5, 3.0, 8192
 NAME = "compare"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.basis.prefix import LAYERS, LLAMA_TOKEN_BYTES, MLA_TOKEN_BYTES, Geometry
 from benchmarks.figures.paper_data import NUM_LAYERS, REQUESTS, PaperRequest
-from benchmarks.prefix import LAYERS, LLAMA_TOKEN_BYTES, MLA_TOKEN_BYTES, Geometry
 
 MLA_LAYERS = 61  # DeepSeek-V3
 # Paper, Table A8. Table A1's 12.5 % is of other runs.

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.basis.server import running_server
 from benchmarks.compare import servers
-from benchmarks.compare.lmcache_client import LmcacheClient
-from benchmarks.compare.mooncake_client import MooncakeClient
-from benchmarks.compare.nixl_obj_client import NixlObjClient
-from benchmarks.compare.objectcache_client import TRANSPORTS, ObjectCacheClient
-from benchmarks.compare.redis_client import RedisClient
-from benchmarks.compare.s3_bucket import S3Server
-from benchmarks.compare.store_client import StoreClient
+from benchmarks.compare.clients.lmcache_client import LmcacheClient
+from benchmarks.compare.clients.mooncake_client import MooncakeClient
+from benchmarks.compare.clients.nixl_obj_client import NixlObjClient
+from benchmarks.compare.clients.objectcache_client import TRANSPORTS, ObjectCacheClient
+from benchmarks.compare.clients.redis_client import RedisClient
+from benchmarks.compare.clients.s3_bucket import S3Server
+from benchmarks.compare.clients.store_client import StoreClient
 from benchmarks.compare.ways import NIXL, OURS_AS_S3, RADOSGW, Way
-from benchmarks.radosgw import free_ports, missing_programs, running_radosgw
-from benchmarks.server import running_server
+from benchmarks.s3.radosgw import free_ports, missing_programs, running_radosgw
 
 SEGMENT_SLACK = 1.5  # the master evicts from 0.9 on, and objects are padded
 OUR_DOMAIN = "0.0.1"  # below which 127.0.0.1 is the bucket "127"

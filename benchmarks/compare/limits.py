@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.loopback import LoopbackStream, loopback_stream
-from benchmarks.measure import Samples
+from benchmarks.basis.measure import Samples
+from benchmarks.machine.loopback import LoopbackStream, loopback_stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.radosgw import free_ports
+from benchmarks.s3.radosgw import free_ports
 
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -68,7 +68,7 @@ def running_mooncake(folder: Path, segment_bytes: int) -> Generator[tuple[int, S
         *("--default_kv_lease_ttl", LEASE),
     ]
     segment_words = [
-        *(sys.executable, "-m", "benchmarks.compare.mooncake_segment"),
+        *(sys.executable, "-m", "benchmarks.compare.clients.mooncake_segment"),
         *(str(segment_port), str(master_port), str(segment_bytes)),
     ]
     with _child(master_words, folder / "master.log") as master:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare.cells import Cell
-from benchmarks.compare.store_client import Prefix, StoreClient
+from benchmarks.compare.clients.store_client import Prefix, StoreClient
 from benchmarks.compare.ways import Way
 
 ANSWER_TIMEOUT_S = 180.0  # the slowest store of a prefix takes half of it

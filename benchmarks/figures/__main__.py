@@ -13,10 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench import Bench
-from benchmarks.figures.aggregation import AggregationExperiment
-from benchmarks.figures.bare_store import BareStoreExperiment
-from benchmarks.figures.elements import ElementsExperiment
+from benchmarks.basis.bench import Bench
+from benchmarks.basis.report import commit, machine
+from benchmarks.basis.scale import FULL, QUICK
 from benchmarks.figures.experiment import (
     Context,
     Experiment,
@@ -26,17 +25,18 @@ from benchmarks.figures.experiment import (
     write_csv,
     written,
 )
-from benchmarks.figures.kernel_cap import KernelCapExperiment
-from benchmarks.figures.one_object import OneObjectExperiment
-from benchmarks.figures.overhead import OverheadExperiment
-from benchmarks.figures.overlap import OverlapExperiment
-from benchmarks.figures.pacing import PacingExperiment
+from benchmarks.figures.experiments.aggregation import AggregationExperiment
+from benchmarks.figures.experiments.bare_store import BareStoreExperiment
+from benchmarks.figures.experiments.elements import ElementsExperiment
+from benchmarks.figures.experiments.kernel_cap import KernelCapExperiment
+from benchmarks.figures.experiments.one_object import OneObjectExperiment
+from benchmarks.figures.experiments.overhead import OverheadExperiment
+from benchmarks.figures.experiments.overlap import OverlapExperiment
+from benchmarks.figures.experiments.pacing import PacingExperiment
+from benchmarks.figures.experiments.rate_sweep import RateExperiment
+from benchmarks.figures.experiments.tenth import TenthExperiment
+from benchmarks.figures.experiments.workloads import WorkloadsExperiment
 from benchmarks.figures.plots import save, state_conditions
-from benchmarks.figures.rate_sweep import RateExperiment
-from benchmarks.figures.tenth import TenthExperiment
-from benchmarks.figures.workloads import WorkloadsExperiment
-from benchmarks.report import commit, machine
-from benchmarks.scale import FULL, QUICK
 
 SCALE = 16  # 100 Gbps become 6.25, and the 7 GiB of 64K tokens at 87.5 % become 448 MiB
 TABLE_COLUMNS = 220

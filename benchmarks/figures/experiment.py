@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from benchmarks.bench import Bench
+from benchmarks.basis.bench import Bench
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

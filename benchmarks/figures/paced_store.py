@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.basis.prefix import fill_chunks
+from benchmarks.basis.store import BUCKET, Passing, Store
 from benchmarks.figures.rates import Stamp, at_once
 from benchmarks.figures.scaled import ScaledRequest
-from benchmarks.prefix import fill_chunks
-from benchmarks.store import BUCKET, Passing, Store
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.schedule import ScheduleConfiguration
 from objectcache_storage_server.deliveries.delivery import Delivery

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.basis.prefix import Geometry
 from benchmarks.figures.paper_data import (
     MARGIN_GBPS,
     NUM_LAYERS,
     TOKEN_LAYER_BYTES,
     PaperRequest,
 )
-from benchmarks.prefix import Geometry
 from objectcache_schemas.schedule import FOR_LIFE, PolicyName, ScheduleChanges
 from objectcache_storage_server.scheduling.demand import Demand
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.bench import Bench
+from benchmarks.basis.bench import Bench
+from benchmarks.basis.prefix import check_layer, fill_chunks
+from benchmarks.basis.server import Server
+from benchmarks.basis.storage_socket import StorageSocket
 from benchmarks.figures.gpu import Bytes, EmulatedGpu, Prefill
 from benchmarks.figures.scaled import ScaledRequest
-from benchmarks.prefix import check_layer, fill_chunks
-from benchmarks.server import Server
-from benchmarks.storage_socket import StorageSocket
 from objectcache import Client, KvBucket
 from objectcache.deliveries.delivery import Delivery
 from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.report import commit, machine
+from benchmarks.basis.report import commit, machine
 from benchmarks.shared_link.engine_process import BUCKET, EngineProcess, Place, engines
 from benchmarks.shared_link.requests import CAP_GBPS, FULL, QUICK, SCALE
 from benchmarks.shared_link.results import Results, Round, table

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import QUESTIONS, main
-from benchmarks.memory_group import V1_ROOT, hierarchy
+from benchmarks.memory_pressure.memory_group import V1_ROOT, hierarchy
 
 pytestmark = pytest.mark.timeout(600)  # many servers are started, each as slowly as the machine is
 SLOW = "s3"  # a cluster of Ceph's is started for it; its load is tested in test_request_load

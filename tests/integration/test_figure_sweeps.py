@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures.__main__ import main
-from benchmarks.figures.aggregation import TCP, of_one_request
 from benchmarks.figures.carriers import transports
+from benchmarks.figures.experiments.aggregation import TCP, of_one_request
+from benchmarks.figures.experiments.rate_sweep import scaled
 from benchmarks.figures.paper_data import NUM_LAYERS, REQUESTS
-from benchmarks.figures.rate_sweep import scaled
 from benchmarks.figures.scaled import QUICK_LAYERS
 
 EXPERIMENTS = ("aggregation", "rate_sweep", "kernel_cap")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures.__main__ import main
-from benchmarks.figures.overhead import AGG, BATCH, OPTIMAL
+from benchmarks.figures.experiments.overhead import AGG, BATCH, OPTIMAL
 
 
 @pytest.mark.timeout(600)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from benchmarks.request_load import Load, prepared, run
+from benchmarks.s3.request_load import Load, prepared, run
 from tests.s3_clients import call
 from tests.servers import RunningServer
 

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from benchmarks.attacks import (
+from benchmarks.victim.attacks import (
     Attack,
     PacedPut,
     Peer,
@@ -22,7 +22,7 @@ from benchmarks.attacks import (
     SteadyReader,
     ThreeBytePut,
 )
-from benchmarks.signed_http import Signer
+from benchmarks.victim.signed_http import Signer
 from objectcache_schemas import headers
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import Busy

@@ -9,18 +9,25 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import QUESTIONS, parse
-from benchmarks.buffered_reads import BufferedReads
-from benchmarks.device import DeviceLimit, Shape, has_fio
-from benchmarks.measure import Row, Samples, rates
-from benchmarks.memory_group import MemoryGroup
-from benchmarks.page_cache_copy import FileRun
-from benchmarks.prefix import MLA_TOKEN_BYTES, Geometry
-from benchmarks.pressed_reads import Opened, Round
-from benchmarks.pressure_rows import BUDGETED, DIRECT_ALONE, PEER, Cell, Share, pressure_rows
-from benchmarks.report import ratio_text, results_tables, write_markdown
-from benchmarks.scale import FULL, QUICK, scale_that_fits
-from benchmarks.stages import FirstLayer, stage_rows
-from benchmarks.store import opened_store
+from benchmarks.basis.measure import Row, Samples, rates
+from benchmarks.basis.prefix import MLA_TOKEN_BYTES, Geometry
+from benchmarks.basis.report import ratio_text, results_tables, write_markdown
+from benchmarks.basis.scale import FULL, QUICK, scale_that_fits
+from benchmarks.basis.store import opened_store
+from benchmarks.deliveries.stages import FirstLayer, stage_rows
+from benchmarks.machine.device import DeviceLimit, Shape, has_fio
+from benchmarks.machine.page_cache_copy import FileRun
+from benchmarks.memory_pressure.buffered_reads import BufferedReads
+from benchmarks.memory_pressure.memory_group import MemoryGroup
+from benchmarks.memory_pressure.pressed_reads import Opened, Round
+from benchmarks.memory_pressure.pressure_rows import (
+    BUDGETED,
+    DIRECT_ALONE,
+    PEER,
+    Cell,
+    Share,
+    pressure_rows,
+)
 from objectcache_schemas.limits import GIB, KIB, MIB
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import cast
 
 from benchmarks.compare.cells import LLAMA, Cell
+from benchmarks.compare.clients.redis_client import RedisClient
+from benchmarks.compare.clients.store_client import StoreClient
 from benchmarks.compare.contestants import Contestant
-from benchmarks.compare.redis_client import RedisClient
 from benchmarks.compare.rounds import Entrant, Pace, measure_paths
 from benchmarks.compare.rows import Row
-from benchmarks.compare.store_client import StoreClient
 from benchmarks.compare.ways import RADOSGW, REDIS_IN_PLACE, Way, nixl_obj_way
 from benchmarks.compare.worker import Fetched, Worker, WorkerFailed
 

@@ -7,15 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures import aggregation, one_object, overhead
+from benchmarks.basis.prefix import Geometry
 from benchmarks.figures.__main__ import EXPERIMENTS
-from benchmarks.figures.bare_store import DEVICE, ENGINE, BareStoreExperiment, bare_row, objects_of
 from benchmarks.figures.carriers import CARRIERS
-from benchmarks.figures.elements import ElementsExperiment, elements_rows, placements
-from benchmarks.figures.overlap import OverlapExperiment, overlap_rows, required_gbytes_per_s
+from benchmarks.figures.experiments import aggregation, one_object, overhead
+from benchmarks.figures.experiments.bare_store import (
+    DEVICE,
+    ENGINE,
+    BareStoreExperiment,
+    bare_row,
+    objects_of,
+)
+from benchmarks.figures.experiments.elements import ElementsExperiment, elements_rows, placements
+from benchmarks.figures.experiments.overlap import (
+    OverlapExperiment,
+    overlap_rows,
+    required_gbytes_per_s,
+)
 from benchmarks.figures.paper_gpus import LLAMA, PREFILLS
 from benchmarks.figures.plots import save, state_conditions
-from benchmarks.prefix import Geometry
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.limits import GIB, KIB
 

@@ -8,7 +8,10 @@ import subprocess
 
 import pytest
 
-from benchmarks.figures.aggregation import (
+from benchmarks.basis.prefix import Geometry
+from benchmarks.figures.carriers import SHARED_MEMORY
+from benchmarks.figures.experiment import NotPossible
+from benchmarks.figures.experiments.aggregation import (
     CHUNK_TOKENS,
     QUICK_CHUNK_TOKENS,
     TCP,
@@ -16,12 +19,9 @@ from benchmarks.figures.aggregation import (
     of_one_request,
     row_of,
 )
-from benchmarks.figures.carriers import SHARED_MEMORY
-from benchmarks.figures.experiment import NotPossible
+from benchmarks.figures.experiments.rate_sweep import FACTORS, rows_of, scaled
 from benchmarks.figures.paper_data import REQUESTS
-from benchmarks.figures.rate_sweep import FACTORS, rows_of, scaled
 from benchmarks.figures.shaped_link import PREFIX, shaped_link, stale
-from benchmarks.prefix import Geometry
 from objectcache_laboratory.calibration.knee import Reading, Sample
 from objectcache_schemas.limits import MIB
 

@@ -11,10 +11,8 @@ import pytest
 
 from benchmarks.figures.__main__ import EXPERIMENTS, parse
 from benchmarks.figures.experiment import columns, write_csv
-from benchmarks.figures.gpu import Bytes, EmulatedGpu, Prefill, copy_chunks
-from benchmarks.figures.local import LocalChunks, LocalLayers
-from benchmarks.figures.one_object import OneObjectExperiment, path_row
-from benchmarks.figures.overhead import (
+from benchmarks.figures.experiments.one_object import OneObjectExperiment, path_row
+from benchmarks.figures.experiments.overhead import (
     AGG,
     AGG_LINK,
     BATCH,
@@ -25,28 +23,16 @@ from benchmarks.figures.overhead import (
     judged,
     overhead_rows,
 )
-from benchmarks.figures.overhead import PATHS as OVERHEAD_PATHS
-from benchmarks.figures.paced_store import Paced
-from benchmarks.figures.pacing import POLICIES as PACED_POLICIES
-from benchmarks.figures.pacing import PacingExperiment, pacing_rows
-from benchmarks.figures.paper_data import NUM_LAYERS, REQUESTS, WORKLOADS
-from benchmarks.figures.plots import save
-from benchmarks.figures.rates import (
-    Stamp,
-    achieved_bytes_per_s,
-    at_once,
-    longest_gap_s,
-    most_in_window,
-    spread,
-)
-from benchmarks.figures.scaled import ScaledRequest, schedule
-from benchmarks.figures.tenth import (
+from benchmarks.figures.experiments.overhead import PATHS as OVERHEAD_PATHS
+from benchmarks.figures.experiments.pacing import POLICIES as PACED_POLICIES
+from benchmarks.figures.experiments.pacing import PacingExperiment, pacing_rows
+from benchmarks.figures.experiments.tenth import (
     TenthExperiment,
     TenthRow,
     model_ttft_s,
 )
-from benchmarks.figures.workload_notes import goal_notes
-from benchmarks.figures.workload_rows import (
+from benchmarks.figures.experiments.workload_notes import goal_notes
+from benchmarks.figures.experiments.workload_rows import (
     ALL,
     BOUND,
     POLICIES,
@@ -58,7 +44,21 @@ from benchmarks.figures.workload_rows import (
     taken,
     workload_rows,
 )
-from benchmarks.figures.workloads import WorkloadsExperiment
+from benchmarks.figures.experiments.workloads import WorkloadsExperiment
+from benchmarks.figures.gpu import Bytes, EmulatedGpu, Prefill, copy_chunks
+from benchmarks.figures.local import LocalChunks, LocalLayers
+from benchmarks.figures.paced_store import Paced
+from benchmarks.figures.paper_data import NUM_LAYERS, REQUESTS, WORKLOADS
+from benchmarks.figures.plots import save
+from benchmarks.figures.rates import (
+    Stamp,
+    achieved_bytes_per_s,
+    at_once,
+    longest_gap_s,
+    most_in_window,
+    spread,
+)
+from benchmarks.figures.scaled import ScaledRequest, schedule
 from objectcache_schemas.limits import BYTES_PER_GBIT, KIB, MIB
 from objectcache_schemas.schedule import PolicyName
 

@@ -1,0 +1,1 @@
+"""The stores' clients, each behind one contract."""

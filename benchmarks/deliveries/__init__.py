@@ -1,0 +1,1 @@
+"""Prefixes there and back: cold, warm, first layers, puts, small chunks, NIXL."""

@@ -1,0 +1,1 @@
+"""What this machine itself can do: its device, its page cache, its loopback."""

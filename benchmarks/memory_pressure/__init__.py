@@ -1,0 +1,1 @@
+"""A working set larger than memory, beside plain buffered reads."""

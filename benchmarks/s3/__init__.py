@@ -1,0 +1,1 @@
+"""Ordinary S3 requests, against Ceph's radosgw."""

@@ -1,0 +1,1 @@
+"""What the server spends beside moving bytes: planning, scheduling, memory, many objects."""

@@ -1,0 +1,1 @@
+"""What a tenant notices while others attack the server."""
