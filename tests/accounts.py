@@ -7,15 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from objectcache_schemas.accounts import (
-    AccessKey,
-    AccountsChanged,
-    ChangeAccounts,
-    Grant,
-    PutKey,
-    PutUser,
-    User,
-)
+from objectcache_schemas.accounts import AccessKey, Grant, PutKey, PutUser, User
+from objectcache_schemas.operators.account_changes import AccountsChanged, ChangeAccounts
 from tests.servers import RunningServer
 from tests.storage_client import StorageClient
 

@@ -13,31 +13,23 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.errors import ObjectCacheError, WireError
-from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.messages import (
-    CommitPut,
-    CreateBucket,
+from objectcache_schemas.messages.buckets import CreateBucket
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
+from objectcache_schemas.messages.handshake import Done, Hello, Welcome
+from objectcache_schemas.messages.kv import KvPut, KvStored
+from objectcache_schemas.messages.message import PROTOCOL_VERSION
+from objectcache_schemas.messages.sessions import (
     CreateSession,
-    Done,
-    Hello,
-    KvPut,
-    KvStored,
-    PutObject,
-    SendData,
-    SessionTicket,
-    StorageReply,
-    Stored,
-    Welcome,
-)
-from objectcache_schemas.target_messages import (
     JoinSession,
     RegisterTarget,
+    SessionTicket,
     TargetEvent,
     TargetRegistered,
 )
+from objectcache_schemas.messages.writes import CommitPut, PutObject, SendData, Stored
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from benchmarks.basis.storage_socket import StorageSocket
 from objectcache import Client
 from objectcache.channel.credentials_file import read_credentials
 from objectcache_runtime.settings import Settings, load_settings
-from objectcache_schemas.messages import Done, SetPolicy
+from objectcache_schemas.messages.buckets import SetPolicy
+from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.records import BucketPolicy, Verification
 
 STOP_TIMEOUT_S = 60.0

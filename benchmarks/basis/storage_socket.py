@@ -10,16 +10,17 @@ from typing import Self, TypeVar
 import msgspec
 
 from objectcache_runtime.settings import Settings
+from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable, WireError
-from objectcache_schemas.frames import (
+from objectcache_schemas.messages.frames import (
     LENGTH,
     MESSAGE_BYTES_MAX,
     FrameError,
     encode_frame,
     frame_length,
 )
-from objectcache_schemas.message import PROTOCOL_VERSION, Message
-from objectcache_schemas.messages import Hello, StorageReply, Welcome
+from objectcache_schemas.messages.handshake import Hello, Welcome
+from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message
 
 R = TypeVar("R", bound=Message)
 

@@ -21,7 +21,7 @@ from benchmarks.basis.storage_socket import StorageSocket
 from benchmarks.deliveries.warm import CACHED, CACHED_SHOWN
 from objectcache import Client, KvBucket
 from objectcache_laboratory.replay.kv_bytes import KvBytes
-from objectcache_schemas.traces import DeliveryTrace, GetTraces, Traces
+from objectcache_schemas.operators.traces import DeliveryTrace, GetTraces, Traces
 
 GROUP = "Where the time until the first layer goes"
 WHOLE = "until the engine has it"

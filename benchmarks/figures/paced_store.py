@@ -16,7 +16,7 @@ from benchmarks.basis.store import BUCKET, Passing, Store
 from benchmarks.figures.rates import Stamp, at_once
 from benchmarks.figures.scaled import ScaledRequest
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
-from objectcache_schemas.schedule import ScheduleConfiguration
+from objectcache_schemas.operators.schedule import ScheduleConfiguration
 from objectcache_storage_server.deliveries.delivery import Delivery
 from objectcache_storage_server.deliveries.plan import plan_chunks, target_fragment_bytes
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder

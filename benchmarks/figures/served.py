@@ -17,8 +17,8 @@ from benchmarks.figures.gpu import Bytes, EmulatedGpu, Prefill
 from benchmarks.figures.scaled import ScaledRequest
 from objectcache import Client, KvBucket
 from objectcache.deliveries.delivery import Delivery
-from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
-from objectcache_schemas.traces import DeliveryTrace, GetTraces, Traces
+from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState, SetSchedule
+from objectcache_schemas.operators.traces import DeliveryTrace, GetTraces, Traces
 
 CACHED = f"storage.page_cache_bytes={1 << 40}"  # everything: what is measured is warm
 

@@ -16,7 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar, get_args
 
 from benchmarks.basis.bench import Bench
 from benchmarks.basis.measure import Row
-from objectcache_schemas.schedule import (
+from objectcache_schemas.operators.schedule import (
     EVERY_EPOCH,
     FOR_LIFE,
     PolicyName,

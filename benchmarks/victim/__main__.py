@@ -26,16 +26,10 @@ from benchmarks.victim.attacks import Attack
 from benchmarks.victim.connection_attacks import CONNECTION_ATTACKS
 from benchmarks.victim.signed_http import Answered, Asker, Signer
 from objectcache_schemas import headers
-from objectcache_schemas.accounts import (
-    AccessKey,
-    AccountsChanged,
-    ChangeAccounts,
-    PutKey,
-    PutUser,
-    User,
-)
+from objectcache_schemas.accounts import AccessKey, PutKey, PutUser, User
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.operators.account_changes import AccountsChanged, ChangeAccounts
 
 ATTACKS = STORAGE_ATTACKS | CONNECTION_ATTACKS
 SMALL_BYTES = 4 * KIB

@@ -19,8 +19,8 @@ from typing import Self
 
 from benchmarks.victim.signed_http import Signer
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
-from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.limits import GIB, KIB
+from objectcache_schemas.messages.frames import LENGTH
 
 TICK_S = 0.05
 KV_CHUNK_BYTES, KV_LAYERS = 4 * GIB, 64

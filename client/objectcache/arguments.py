@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache_schemas.compute_windows import WINDOW_S_MAX
+from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import (
     CONTEXT_TOKENS_MAX,
     RATE_MIN,
@@ -22,7 +23,6 @@ from objectcache_schemas.descriptor import (
 )
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import DeliveryPath
 
 Choice = TypeVar("Choice", DeliveryMode, OnMissing, DeliveryPath)
 NUMBERS = (int, float, np.integer, np.floating)

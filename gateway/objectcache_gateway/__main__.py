@@ -13,9 +13,11 @@ import sys
 
 import uvloop
 
-from objectcache_gateway.control import start_control
-from objectcache_gateway.http_parser import check_parser
-from objectcache_gateway.listening import find_listeners
+from objectcache_gateway.connections.accept_connections import find_listeners
+from objectcache_gateway.connections.http_parser import check_parser
+from objectcache_gateway.connections.https_contexts import server_context
+from objectcache_gateway.control_socket import start_control
+from objectcache_gateway.request_spans import open_tracer
 from objectcache_gateway.server import Gateway
 from objectcache_gateway.signing.credentials import (
     CredentialStore,
@@ -23,11 +25,9 @@ from objectcache_gateway.signing.credentials import (
     load_or_create_root,
 )
 from objectcache_gateway.start_word import add_start_argument, wait_for_word
-from objectcache_gateway.tls import server_context
-from objectcache_gateway.tracing import open_tracer
 from objectcache_runtime.logs import configure_logging
+from objectcache_runtime.networking.tls import ReloadingContext, keep_reloading
 from objectcache_runtime.settings import Settings, check_paths, parse_command_line
-from objectcache_runtime.tls import ReloadingContext, keep_reloading
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 
 DESCRIPTION = "Run ObjectCache's gateway: S3 and the KV extension over HTTP."

@@ -13,25 +13,27 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from objectcache_gateway import client_socket
 from objectcache_gateway.access.allowances import RequestAllowances
 from objectcache_gateway.access.authorizer import Authorizer
 from objectcache_gateway.access.bucket_cache import BucketCache
 from objectcache_gateway.access.directory import AccessDirectory
 from objectcache_gateway.access.permissions import NOBODY, Caller
-from objectcache_gateway.access_log import log_access
-from objectcache_gateway.audit_log import open_audit_log
-from objectcache_gateway.connections.client_connection import ClientConnection, HttpServer
-from objectcache_gateway.connections.crowding import TurnedAway
+from objectcache_gateway.answering.document_memory import DocumentMemory
+from objectcache_gateway.answering.http_exchange import Asked, Exchange, request_head
+from objectcache_gateway.answering.staging_memory import StagingMemory
+from objectcache_gateway.audit.access_log import log_access
+from objectcache_gateway.audit.audit_log import open_audit_log
+from objectcache_gateway.client_connection import ClientConnection, HttpServer
+from objectcache_gateway.connections import client_socket
+from objectcache_gateway.connections.accept_connections import Acceptor
 from objectcache_gateway.connections.request_places import RequestPlaces
-from objectcache_gateway.document_memory import DocumentMemory
-from objectcache_gateway.exchange import Asked, Exchange, request_head
-from objectcache_gateway.handlers.buckets import check_expected_owner
+from objectcache_gateway.connections.turned_away import TurnedAway
+from objectcache_gateway.handlers.buckets.buckets import check_expected_owner
 from objectcache_gateway.handlers.operations import COMPUTED_INSTEAD, HANDLERS
-from objectcache_gateway.health import HealthCheck, health_response, is_health_check
-from objectcache_gateway.listening import Acceptor
+from objectcache_gateway.health_check import HealthCheck, health_response, is_health_check
 from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts
+from objectcache_gateway.refused_headers import check_headers, refuse_preflight
 from objectcache_gateway.request.addressing import (
     Target,
     check_authority,
@@ -39,16 +41,14 @@ from objectcache_gateway.request.addressing import (
     split_target,
 )
 from objectcache_gateway.request.rdma_request import asked_rdma, declines_write
-from objectcache_gateway.request.refusals import check_headers, refuse_preflight
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.routes import route
+from objectcache_gateway.request_spans import RequestTracer
 from objectcache_gateway.signing.anonymous import anonymous, is_anonymous
 from objectcache_gateway.signing.credentials import CredentialStore
 from objectcache_gateway.signing.sigv4 import Authenticated, SigningKeys, authenticate
-from objectcache_gateway.staging_memory import StagingMemory
-from objectcache_gateway.storage_address import storage_address, storage_connections_max
-from objectcache_gateway.storage_connection import StoragePool, without_waiting
-from objectcache_gateway.tracing import RequestTracer
+from objectcache_gateway.storage.storage_address import storage_address, storage_connections_max
+from objectcache_gateway.storage.storage_connection import StoragePool, without_waiting
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import (
     Busy,
@@ -56,7 +56,10 @@ from objectcache_schemas.errors import (
     Unavailable,
     Unsupported,
 )
-from objectcache_schemas.messages import Bucket, Health, Object, RequestsTaken
+from objectcache_schemas.messages.buckets import Bucket
+from objectcache_schemas.messages.quotas import RequestsTaken
+from objectcache_schemas.messages.reads import Object
+from objectcache_schemas.operators.server_state import Health
 
 # A connection lives on after an early answer where no more than this of the body is to come.
 REST_KEEPING_BYTES_MAX = 64 << 10

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
-from objectcache_runtime.listening import HostPort, address_form, either
+from objectcache_runtime.networking.listening import HostPort, address_form, either
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.excerpt import excerpt
 from objectcache_schemas.limits import GIB, KIB, MIB

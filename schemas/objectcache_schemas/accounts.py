@@ -13,7 +13,6 @@ from typing import Annotated
 
 import msgspec
 
-from objectcache_schemas.message import Message
 from objectcache_schemas.records import Quota
 
 ROOT_USER = "root"  # owns what the root key creates, and may do everything
@@ -192,67 +191,3 @@ class DeleteToken(_Change, frozen=True):
 AccountChange = (
     PutUser | DeleteUser | RebindGrants | PutKey | RotateKey | DeleteKey | PutToken | DeleteToken
 )
-
-
-# --- messages -------------------------------------------------------------------------------------
-
-
-class WatchDirectory(Message, frozen=True):
-    """Ask for the accounts once they are others than the version known. Reply: `Directory`.
-
-    Answered after `timeout_s` at the latest, then with what is known already. Version 0 is never
-    one that is known.
-    """
-
-    known_version: int
-    known_buckets_version: int
-    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=60)]
-
-
-class Directory(Message, frozen=True):
-    """Reply to `WatchDirectory`. Without a change of the accounts, the three lists are empty."""
-
-    version: int
-    buckets_version: int  # changes when a bucket goes or is configured
-    users: tuple[User, ...] = ()
-    keys: tuple[AccessKey, ...] = ()
-    tokens: tuple[AdminToken, ...] = ()
-
-
-class ChangeAccounts(Message, frozen=True):
-    """Make one change, durably. Reply: `AccountsChanged`, when every gateway that follows the
-    accounts has it in force, or a second later.
-    """
-
-    change: AccountChange
-
-
-class AccountsChanged(Message, frozen=True):
-    """Reply to `ChangeAccounts` and `ImportAccounts`."""
-
-    version: int
-
-
-class ExportAccounts(Message, frozen=True):
-    """Ask for all accounts, secrets sealed with the passphrase. Reply: `AccountsExported`."""
-
-    passphrase: str
-
-    def __repr__(self) -> str:
-        return "<ExportAccounts>"
-
-
-class AccountsExported(Message, frozen=True):
-    """Reply to `ExportAccounts`."""
-
-    data: bytes
-
-
-class ImportAccounts(Message, frozen=True):
-    """Replace all accounts by exported ones. Reply: `AccountsChanged`."""
-
-    passphrase: str
-    data: bytes
-
-    def __repr__(self) -> str:
-        return f"<ImportAccounts {len(self.data)} bytes>"

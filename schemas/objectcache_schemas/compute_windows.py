@@ -4,6 +4,8 @@ the link than its delivery needs, at the cost of all others.
 
 from __future__ import annotations
 
+import enum
+
 WINDOW_S_MAX = 3600.0  # of one layer; a rate that follows from a window is a number to wait by
 WHOLE_S = 0.0  # as a compute window: nothing is computed between layers, the consumer wants all
 
@@ -15,6 +17,17 @@ DEVICE_BYTES_PER_S_MAX = 25e12
 # its device. A loop that only moves the bytes on shows the time of a copy: 4 to 15 GB/s for one
 # thread. So what a host's clock shows above this is no window; whoever knows better says so.
 COPY_BYTES_PER_S_MIN = 4e9
+
+
+class WindowSource(enum.Enum):
+    """Where a delivery's compute window came from."""
+
+    DESCRIPTOR = "descriptor"
+    PROFILE = "profile"
+    LEARNED = "learned"
+    WHOLE = "whole"  # the client says that it computes nothing between layers
+    DISBELIEVED = "disbelieved"  # told, measured or learned, but shorter than a layer can take
+    NONE = "none"
 
 
 def is_computed(window_s: float, layer_bytes: int) -> bool:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import Health
-from objectcache_schemas.schedule import ScheduleState, SetSchedule
+from objectcache_schemas.operators.schedule import ScheduleState, SetSchedule
+from objectcache_schemas.operators.server_state import Health
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.directory import AccountDirectory
 from objectcache_storage_server.accounts.in_flight import InFlight
@@ -48,7 +48,7 @@ from objectcache_storage_server.transports.fabrics import Fabrics
 from objectcache_storage_server.transports.targets import TargetRegistry
 
 if TYPE_CHECKING:
-    from objectcache_runtime.metric_families import MetricsPage
+    from objectcache_runtime.metrics.metric_families import MetricsPage
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.records import (
     BucketConfiguration,
     BucketInfo,

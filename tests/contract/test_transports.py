@@ -22,8 +22,8 @@ from objectcache.memory.nixl_endpoint import NixlEndpoint
 from objectcache.sessions.fabric_session import DeviceMemory
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
+from objectcache_schemas.messages.sessions import DeliveryFailure, LayersReady
 from objectcache_schemas.records import BucketInfo
-from objectcache_schemas.target_messages import DeliveryFailure, LayersReady
 from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.admission.client_pace import ClientPace
 from objectcache_storage_server.conversations.sockets import StreamSocket

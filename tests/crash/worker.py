@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import ObjectCacheError, Unsupported
+from objectcache_schemas.operators.engine_status import CheckReport
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.engines.base import Engine
 from tests.crash.actions import act, wrong_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from objectcache_schemas.traces import DeliveryTrace, GetTraces, Traces
+from objectcache_schemas.operators.traces import DeliveryTrace, GetTraces, Traces
 from tests.integration.served import wait_until
 from tests.servers import RunningServer
 from tests.storage_client import StorageClient

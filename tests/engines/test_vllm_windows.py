@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from objectcache_schemas.traces import DeliveryTrace
+from objectcache_schemas.operators.traces import DeliveryTrace
 from tests.engines.delivery_traces import NewTraces
 from tests.engines.test_vllm_connector import BUCKET, StartEngine, configs, prompt, start
 from tests.engines.vllm_engine import Engine

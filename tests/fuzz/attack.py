@@ -16,11 +16,12 @@ from contextlib import suppress
 
 import msgspec
 
-from objectcache_schemas.frames import LENGTH, encode_frame
+from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.messages import CreateSession, Hello, SessionTicket, StorageReply
-from objectcache_schemas.target_messages import JoinSession
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
+from objectcache_schemas.messages.handshake import Hello
+from objectcache_schemas.messages.message import PROTOCOL_VERSION
+from objectcache_schemas.messages.sessions import CreateSession, JoinSession, SessionTicket
 from tests.fuzz.campaign import FAILURES_MAX, Failure, Outcome
 from tests.fuzz.frame_seeds import GATEWAY_KINDS, TARGET_KINDS, encoded, sample
 from tests.fuzz.http_requests import RequestMaker

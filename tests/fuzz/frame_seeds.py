@@ -8,9 +8,9 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect
 
-from objectcache_schemas.frames import LENGTH
-from objectcache_schemas.messages import GatewayRequest, PutEnd, StorageReply
-from objectcache_schemas.target_messages import TargetRequest
+from objectcache_schemas.conversations import GatewayRequest, PutEnd, StorageReply
+from objectcache_schemas.messages.frames import LENGTH
+from objectcache_schemas.messages.sessions import TargetRequest
 
 BUCKET = "fuzz-bucket"
 # These change what a server does for all of its clients, or make it work for minutes.

@@ -9,27 +9,26 @@ from dataclasses import dataclass
 
 import msgspec
 
+from objectcache_gateway import refused_headers
 from objectcache_gateway.bodies.aws_chunked import AwsChunkedDecoder
 from objectcache_gateway.bodies.body import BodyDecoder
-from objectcache_gateway.handlers import xml_render
+from objectcache_gateway.handlers.objects import object_headers
 from objectcache_gateway.request import (
     addressing,
     conditions,
     delivery_headers,
-    lifecycle_xml,
     listing_params,
-    object_headers,
     ranges,
-    refusals,
     tags,
-    xml_parse,
 )
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.routes import route
 from objectcache_gateway.signing import sigv4
-from objectcache_runtime.listening import HostPort
+from objectcache_gateway.xml import lifecycle_xml, xml_parse, xml_render
+from objectcache_runtime.networking.listening import HostPort
 from objectcache_runtime.settings import SECTIONS, load_settings
 from objectcache_schemas.accounts import AccountChange
+from objectcache_schemas.conversations import GatewayRequest, StorageReply
 from objectcache_schemas.descriptor import (
     DeliveryMode,
     Descriptor,
@@ -37,11 +36,11 @@ from objectcache_schemas.descriptor import (
     descriptor_header_bytes,
 )
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.frames import FrameError, frame_length
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import BUCKET_TAGS_MAX, Limits
-from objectcache_schemas.messages import GatewayRequest, Hello, StorageReply
-from objectcache_schemas.target_messages import TargetEvent, TargetRequest
+from objectcache_schemas.messages.frames import FrameError, frame_length
+from objectcache_schemas.messages.handshake import Hello
+from objectcache_schemas.messages.sessions import TargetEvent, TargetRequest
 from tests.fuzz.frame_seeds import GATEWAY_KINDS, REPLY_KINDS, TARGET_KINDS, frames
 from tests.fuzz.heads import ACCESS_KEY, NOW_S, SECRET_KEY, head_seeds
 
@@ -92,7 +91,7 @@ def read_head(data: bytes) -> None:
         address = addressing.resolve_address(head.raw_path, host, DOMAINS)
     with suppress(ObjectCacheError):
         operation = route(head.method, address, query, frozenset(name for name, _ in head.headers))
-        refusals.check_headers(head, operation)
+        refused_headers.check_headers(head, operation)
     _read_payload(head)
     _read_conditions(head)
     _read_attributes(head, query)

@@ -7,17 +7,17 @@ import socket
 
 import pytest
 
-from objectcache_gateway.handlers.copying import copy_source
+from objectcache_gateway.handlers.objects.copy_objects import copy_source
+from objectcache_gateway.handlers.objects.object_headers import attributes_of
 from objectcache_gateway.request.addressing import Address
-from objectcache_gateway.request.object_headers import attributes_of
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.server import failure_level
-from objectcache_runtime.listening import HostPort
+from objectcache_runtime.networking.listening import HostPort
 from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import ListObjects
+from objectcache_schemas.messages.frames import LENGTH
+from objectcache_schemas.messages.reads import ListObjects
 from objectcache_storage_server.s3.list_objects import list_objects
 from tests.fuzz.frame_seeds import encoded
 from tests.fuzz.heads import BUCKET

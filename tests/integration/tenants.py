@@ -12,8 +12,6 @@ import msgspec
 from objectcache_schemas.accounts import (
     AccessKey,
     AccountChange,
-    AccountsChanged,
-    ChangeAccounts,
     DeleteKey,
     DeleteUser,
     Grant,
@@ -21,7 +19,9 @@ from objectcache_schemas.accounts import (
     PutUser,
     User,
 )
-from objectcache_schemas.messages import Bucket, ConfigureBucket, Done, GetBucket
+from objectcache_schemas.messages.buckets import Bucket, ConfigureBucket, GetBucket
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.operators.account_changes import AccountsChanged, ChangeAccounts
 from objectcache_schemas.records import Quota
 from tests.s3_clients import Answer, call, s3_client
 from tests.servers import Credentials, RunningServer

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from objectcache_operations.console.app import app
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import Bucket, GetBucket
+from objectcache_schemas.messages.buckets import Bucket, GetBucket
 from objectcache_schemas.records import BucketPolicy, Durability, Verification
 from tests.servers import ServerProcess
 from tests.storage_client import StorageClient

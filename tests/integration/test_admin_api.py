@@ -22,22 +22,16 @@ from objectcache.channel.access_key import AccessKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.requests import Request
 from objectcache.channel.signing import Signer
-from objectcache_gateway.admin.connections import CONNECTIONS_MAX
-from objectcache_schemas.accounts import Directory, WatchDirectory
-from objectcache_schemas.admin_api import SIGNING_SERVICE
+from objectcache_gateway.admin.serving.admin_connections import CONNECTIONS_MAX
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.messages import (
-    CheckPut,
-    CreateBucket,
-    CreateUpload,
-    DeleteBucket,
-    DeleteObjects,
-    Done,
-    Object,
-    ObjectOpened,
-    OpenObject,
-    StatObject,
-)
+from objectcache_schemas.messages.buckets import CreateBucket, DeleteBucket
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.quotas import CheckPut
+from objectcache_schemas.messages.reads import Object, ObjectOpened, OpenObject, StatObject
+from objectcache_schemas.messages.uploads import CreateUpload
+from objectcache_schemas.messages.writes import DeleteObjects
+from objectcache_schemas.operators.account_changes import Directory, WatchDirectory
+from objectcache_schemas.operators.admin_api import SIGNING_SERVICE
 from objectcache_schemas.records import ObjectAttributes
 from tests.admin_server import AdminServed
 

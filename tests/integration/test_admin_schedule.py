@@ -21,15 +21,9 @@ from objectcache_operations.console.app import app
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import (
-    CloseObject,
-    DeliveryAccepted,
-    Done,
-    KvGet,
-    ObjectOpened,
-    OpenObject,
-    SendBody,
-)
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.kv import DeliveryAccepted, KvGet
+from objectcache_schemas.messages.reads import CloseObject, ObjectOpened, OpenObject, SendBody
 from tests.integration.served import BOUND_S, QUIET_SETTINGS, Served, own_environment, wait_until
 from tests.storage_client import StorageClient
 

@@ -12,7 +12,8 @@ import pytest
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import RULE_PREFIX_BYTES_MAX
-from objectcache_schemas.messages import Buckets, ConfigureBucket, Done, ListBuckets
+from objectcache_schemas.messages.buckets import Buckets, ConfigureBucket, ListBuckets
+from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.records import BucketConfiguration, LifecycleRule
 from tests.integration.tenants import Tenant, new_tenant
 from tests.servers import RunningServer

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from objectcache_laboratory.calibration.bucket import PREFIX
 from objectcache_laboratory.calibration.calibrate import PAYLOADS_BYTES, RATE_FACTORS
 from objectcache_operations.console.app import app
-from objectcache_schemas.schedule import GetSchedule, ScheduleState
+from objectcache_schemas.operators.schedule import GetSchedule, ScheduleState
 from tests.integration.served import own_environment, wait_until
 from tests.s3_clients import s3_client
 from tests.servers import RunningServer, ServerProcess, running_server

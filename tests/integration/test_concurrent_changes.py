@@ -16,15 +16,10 @@ from botocore import UNSIGNED
 from botocore.config import Config
 
 from objectcache_schemas.errors import Conflict, PreconditionFailed
-from objectcache_schemas.messages import (
-    Bucket,
-    ConfigureBucket,
-    Done,
-    GetBucket,
-    Object,
-    ReplaceAttributes,
-    StatObject,
-)
+from objectcache_schemas.messages.buckets import Bucket, ConfigureBucket, GetBucket
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.reads import Object, StatObject
+from objectcache_schemas.messages.writes import ReplaceAttributes
 from objectcache_schemas.records import BucketConfiguration, EtagMode
 from tests.admin_server import AdminServed
 from tests.integration.served import Served

@@ -22,14 +22,15 @@ from objectcache_schemas.errors import (
     Unsupported,
     WireError,
 )
-from objectcache_schemas.messages import Done, EndLease, LeaseTarget, TargetLeased
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.leases import EndLease, LeaseTarget, TargetLeased
+from objectcache_schemas.messages.sessions import (
     DeliveryFailure,
     LayersReady,
     ReleaseTarget,
     TargetReleased,
 )
-from objectcache_schemas.traces import GetTraces, Traces
+from objectcache_schemas.operators.traces import GetTraces, Traces
 from tests.s3_clients import (
     Answer,
     call,

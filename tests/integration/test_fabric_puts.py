@@ -20,7 +20,7 @@ from objectcache.core import TransportChoice
 from objectcache.kv_bucket import KvBucket
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.messages import KvPut, KvStored
+from objectcache_schemas.messages.kv import KvPut, KvStored
 from tests.servers import RunningServer, start_server
 from tests.storage_client import StorageClient
 

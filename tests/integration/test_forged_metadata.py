@@ -21,16 +21,11 @@ import pytest
 from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError, WireError
-from objectcache_schemas.messages import (
-    JoinForClient,
-    KvPut,
-    KvStored,
-    ObjectOpened,
-    OpenObject,
-    SendBody,
-)
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.kv import KvPut, KvStored
+from objectcache_schemas.messages.reads import ObjectOpened, OpenObject, SendBody
+from objectcache_schemas.messages.sessions import (
     FabricOpened,
+    JoinForClient,
     NixlNames,
     OpenFabric,
     RegisterRemoteTarget,

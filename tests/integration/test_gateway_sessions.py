@@ -16,15 +16,15 @@ from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.requests import join_session
 from objectcache.channel.signing import Signer
 from objectcache.sessions.web_wire import WebWire
-from objectcache_gateway.handlers.client_sessions import MESSAGE_BYTES_MAX
+from objectcache_gateway.handlers.kv.client_sessions import MESSAGE_BYTES_MAX
 from objectcache_schemas import headers
 from objectcache_schemas.errors import (
     AccessDenied,
     Busy,
     WireError,
 )
-from objectcache_schemas.message import PROTOCOL_VERSION, Message
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message
+from objectcache_schemas.messages.sessions import (
     JoinSession,
     LayersConsumed,
     OpenFabric,

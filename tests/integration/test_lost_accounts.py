@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_schemas.accounts import Directory, WatchDirectory
+from objectcache_schemas.operators.account_changes import Directory, WatchDirectory
 from tests.integration.served import wait_until
 from tests.integration.tenants import new_tenant
 from tests.s3_clients import call

@@ -16,13 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from objectcache import Client, KvLayout
-from objectcache_schemas.messages import (
-    ConfigureBucket,
-    Done,
-    GetMetrics,
-    Metrics,
-    SetLogLevel,
-)
+from objectcache_schemas.messages.buckets import ConfigureBucket
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.operators.server_state import GetMetrics, Metrics, SetLogLevel
 from objectcache_schemas.records import BucketConfiguration, Quota
 from tests.integration.served import wait_until
 from tests.processes_http import ask

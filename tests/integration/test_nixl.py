@@ -30,7 +30,7 @@ from objectcache import (
     Unavailable,
 )
 from objectcache.sessions import session_keeper
-from objectcache_schemas.messages import GetMetrics, Metrics
+from objectcache_schemas.operators.server_state import GetMetrics, Metrics
 from tests.integration.nixl_reader import BUCKET, CHUNKS, CHUNKS_OF_ALL, LAYOUT, TOKENS
 from tests.integration.served import wait_until
 from tests.integration.tenants import new_tenant

@@ -19,9 +19,9 @@ import pytest
 from objectcache import Client, KvLayout
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import KIB
+from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName, ScheduleChanges
+from objectcache_schemas.operators.traces import DeliveryTrace
 from objectcache_schemas.records import BucketInfo
-from objectcache_schemas.schedule import FOR_LIFE, PolicyName, ScheduleChanges
-from objectcache_schemas.traces import DeliveryTrace
 from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import plan_chunks

@@ -8,15 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from objectcache_schemas.errors import NotFound
-from objectcache_schemas.messages import (
-    AbortUpload,
-    CommitPut,
-    DeleteBucket,
-    Done,
-    PutPart,
-    SendData,
-    Stored,
-)
+from objectcache_schemas.messages.buckets import DeleteBucket
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.uploads import AbortUpload
+from objectcache_schemas.messages.writes import CommitPut, PutPart, SendData, Stored
 from objectcache_schemas.records import Quota
 from tests.integration.tenants import Tenant, new_tenant, set_bucket_quota
 from tests.s3_clients import Answer, call

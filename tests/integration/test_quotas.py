@@ -10,15 +10,15 @@ import pytest
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.messages import GetUsage, Usage
-from objectcache_schemas.records import Quota
-from objectcache_schemas.schedule import (
+from objectcache_schemas.messages.quotas import GetUsage, Usage
+from objectcache_schemas.operators.schedule import (
     GetSchedule,
     ScheduleChanges,
     ScheduleState,
     SetSchedule,
     TenantShare,
 )
+from objectcache_schemas.records import Quota
 from tests.integration.served import wait_until
 from tests.integration.tenants import Tenant, new_tenant, set_bucket_quota
 from tests.s3_clients import (

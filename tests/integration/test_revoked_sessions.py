@@ -15,7 +15,7 @@ from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.signing import Signer
 from objectcache.sessions.web_wire import WebWire
 from objectcache_schemas.errors import AccessDenied, WireError
-from objectcache_schemas.target_messages import ReleaseTarget, TargetEvent
+from objectcache_schemas.messages.sessions import ReleaseTarget, TargetEvent
 from tests.integration.tenants import Tenant, new_tenant
 from tests.servers import Credentials, RunningServer, start_server
 

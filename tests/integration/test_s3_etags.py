@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from objectcache_schemas.messages import ConfigureBucket, Done
+from objectcache_schemas.messages.buckets import ConfigureBucket
+from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.records import BucketConfiguration, EtagMode
 from tests.servers import RunningServer
 from tests.storage_client import StorageClient

@@ -21,8 +21,15 @@ from objectcache import Busy, Client, Delivery
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unavailable
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import DeliveryAccepted, GetHealth, Health, KvGet, SendBody
-from objectcache_schemas.schedule import PolicyName, ScheduleChanges, ScheduleState, TenantShare
+from objectcache_schemas.messages.kv import DeliveryAccepted, KvGet
+from objectcache_schemas.messages.reads import SendBody
+from objectcache_schemas.operators.schedule import (
+    PolicyName,
+    ScheduleChanges,
+    ScheduleState,
+    TenantShare,
+)
+from objectcache_schemas.operators.server_state import GetHealth, Health
 from tests.integration.scheduling_load import (
     LAYOUT,
     Fetching,

@@ -15,7 +15,7 @@ import pytest
 
 from objectcache import Client, KvLayout
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.schedule import PolicyName, ScheduleChanges, TenantShare
+from objectcache_schemas.operators.schedule import PolicyName, ScheduleChanges, TenantShare
 from tests.integration.scheduling_load import (
     BYTES_PER_GBIT,
     EVERY_POLICY,

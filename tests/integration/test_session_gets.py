@@ -22,20 +22,12 @@ from objectcache import (
     Unavailable,
 )
 from objectcache.kv_bucket import KvBucket
-from objectcache_schemas.accounts import Access, Directory, WatchDirectory
+from objectcache_schemas.accounts import Access
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.messages import (
-    Bucket,
-    DeliveryAccepted,
-    DeliveryEnded,
-    GetBucket,
-    GetHealth,
-    Health,
-    KvGet,
-    ReadPass,
-)
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.buckets import Bucket, GetBucket
+from objectcache_schemas.messages.kv import DeliveryAccepted, DeliveryEnded, KvGet, ReadPass
+from objectcache_schemas.messages.sessions import (
     CancelGet,
     GetBegun,
     GetEnded,
@@ -43,7 +35,9 @@ from objectcache_schemas.target_messages import (
     LayersReady,
     PassGiven,
 )
-from objectcache_schemas.traces import GetTraces, Traces
+from objectcache_schemas.operators.account_changes import Directory, WatchDirectory
+from objectcache_schemas.operators.server_state import GetHealth, Health
+from objectcache_schemas.operators.traces import GetTraces, Traces
 from tests.integration.tenants import Tenant, grant, new_tenant
 from tests.servers import RunningServer, start_server
 from tests.storage_client import StorageClient, TargetClient

@@ -21,9 +21,9 @@ import pytest
 from objectcache import AsyncClient, Client, Conflict, KvLayout, NotFound, PutResult
 from objectcache.kv_bucket import KvBucket
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
-from objectcache_schemas.frames import LENGTH
-from objectcache_schemas.messages import KvMatch, KvPut, KvStored, Matched
-from objectcache_schemas.target_messages import ReleaseTarget, TargetReleased
+from objectcache_schemas.messages.frames import LENGTH
+from objectcache_schemas.messages.kv import KvMatch, KvPut, KvStored, Matched
+from objectcache_schemas.messages.sessions import ReleaseTarget, TargetReleased
 from tests.s3_clients import Answer, call, send, signed_headers
 from tests.servers import RunningServer, start_server
 from tests.storage_client import StorageClient, TargetClient

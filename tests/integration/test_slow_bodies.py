@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_schemas.messages import GetMetrics, Metrics
+from objectcache_schemas.operators.server_state import GetMetrics, Metrics
 from tests.integration.served import wait_until
 from tests.integration.tenants import Tenant, new_tenant
 from tests.s3_clients import Answer, call, open_socket, receive_answer, send_head, signed_headers

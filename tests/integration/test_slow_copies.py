@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from objectcache_gateway.slow_answers import copy_timeout_s
+from objectcache_gateway.answering.slow_answers import copy_timeout_s
 from objectcache_runtime.settings import GatewaySettings
 from tests.s3_clients import Answer, call, s3_client
 from tests.servers import RunningServer, start_server

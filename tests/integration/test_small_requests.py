@@ -12,21 +12,13 @@ import pytest
 from botocore.exceptions import ClientError
 
 from objectcache_schemas.errors import InvalidRequest, NotFound, PreconditionFailed
-from objectcache_schemas.messages import (
-    CloseObject,
-    CommitPut,
-    Done,
-    GetHealth,
-    Health,
-    ObjectOpened,
-    OpenObject,
-    PutObject,
-    SendData,
-    Stored,
-)
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.reads import CloseObject, ObjectOpened, OpenObject
+from objectcache_schemas.messages.writes import CommitPut, PutObject, SendData, Stored
+from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState, SetSchedule
+from objectcache_schemas.operators.server_state import GetHealth, Health
+from objectcache_schemas.operators.traces import GetTraces, Traces
 from objectcache_schemas.records import Condition, ObjectAttributes
-from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
-from objectcache_schemas.traces import GetTraces, Traces
 from tests.s3_clients import call, s3_client
 from tests.servers import RunningServer, start_server
 from tests.storage_client import StorageClient

@@ -21,11 +21,11 @@ from botocore.exceptions import ClientError
 
 import objectcache
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.messages import Hello
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
+from objectcache_schemas.messages.handshake import Hello
+from objectcache_schemas.messages.message import PROTOCOL_VERSION
 from objectcache_storage_server.connections.newcomers import NEWCOMERS_MAX
 from tests.certificates import Authority, Pair
 from tests.integration.served import wait_until

@@ -28,43 +28,44 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     Unsupported,
 )
-from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.messages import (
-    AbortPut,
-    BodySent,
-    Buckets,
-    CloseObject,
-    CommitPut,
-    CreateSession,
-    DeleteObjects,
+from objectcache_schemas.messages.buckets import Buckets, ListBuckets, SetLayout
+from objectcache_schemas.messages.frames import LENGTH
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.kv import (
     DeliveryAccepted,
     DeliveryEnded,
-    Done,
-    GetHealth,
-    Health,
     KvGet,
     KvMatch,
     KvPut,
-    ListBuckets,
     Matched,
+)
+from objectcache_schemas.messages.reads import (
+    BodySent,
+    CloseObject,
     ObjectOpened,
     OpenObject,
-    PutObject,
     SendBody,
-    SendData,
-    SessionTicket,
-    SetLayout,
 )
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.sessions import (
+    CreateSession,
     DeliveryFailure,
     JoinSession,
     LayersReady,
     RegisterTarget,
     ReleaseTarget,
+    SessionTicket,
     TargetReleased,
 )
+from objectcache_schemas.messages.writes import (
+    AbortPut,
+    CommitPut,
+    DeleteObjects,
+    PutObject,
+    SendData,
+)
+from objectcache_schemas.operators.server_state import GetHealth, Health
 from tests.storage_client import (
     EventClient,
     FrameClient,

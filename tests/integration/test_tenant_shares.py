@@ -26,11 +26,11 @@ from benchmarks.victim.signed_http import Signer
 from objectcache_schemas import headers
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.messages import CreateSession, GetMetrics, Metrics, SessionTicket
-from objectcache_schemas.target_messages import JoinSession
+from objectcache_schemas.messages.frames import LENGTH
+from objectcache_schemas.messages.message import PROTOCOL_VERSION
+from objectcache_schemas.messages.sessions import CreateSession, JoinSession, SessionTicket
+from objectcache_schemas.operators.server_state import GetMetrics, Metrics
 from tests.integration.served import wait_until
 from tests.integration.tenants import Tenant, grant, new_tenant
 from tests.s3_clients import Answer, open_socket, send_head, signed_headers

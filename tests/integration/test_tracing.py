@@ -19,7 +19,7 @@ import pytest
 
 from objectcache import Client, KvLayout
 from objectcache.kv_bucket import KvBucket
-from objectcache_schemas.traces import DeliveryTrace
+from objectcache_schemas.operators.traces import DeliveryTrace
 from tests.integration.served import own_environment, wait_until
 from tests.s3_clients import s3_client
 from tests.servers import RunningServer, ServerProcess, start_server

@@ -20,9 +20,9 @@ import numpy as np
 from objectcache import Client, KvLayout
 from objectcache.sessions.target_session import own_host_id
 from objectcache_schemas.descriptor import Descriptor
-from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
+from objectcache_schemas.messages.sessions import (
     GetPrefix,
     JoinSession,
     LayersConsumed,

@@ -6,7 +6,7 @@ import queue
 from pathlib import Path
 
 from objectcache import Client
-from objectcache_schemas.target_messages import LayersReady
+from objectcache_schemas.messages.sessions import LayersReady
 from tests.unit.client_fakes import (
     DEADLINE_S,
     LAYOUT,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
-from objectcache_gateway.admin.metrics_page import Scrapes
-from objectcache_gateway.connections.crowding import TurnedAway
+from objectcache_gateway.admin.processes.metrics_page import Scrapes
+from objectcache_gateway.connections.turned_away import TurnedAway
 from objectcache_gateway.metrics.families import gateway_families
 from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts

@@ -8,8 +8,9 @@ import pytest
 
 from objectcache_gateway.access.directory import AccessDirectory
 from objectcache_gateway.signing.credentials import CredentialStore, RootCredentials
-from objectcache_schemas.accounts import AccessKey, Directory, User, WatchDirectory
+from objectcache_schemas.accounts import AccessKey, User
 from objectcache_schemas.errors import AccessDenied, Unavailable
+from objectcache_schemas.operators.account_changes import Directory, WatchDirectory
 
 ROOT = RootCredentials("rootkey", "root-secret", "environment")
 ALICE = User(name="alice", created_s=1.0)

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from objectcache_schemas.accounts import Directory, PutUser, User, WatchDirectory
+from objectcache_schemas.accounts import PutUser, User
+from objectcache_schemas.operators.account_changes import Directory, WatchDirectory
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.directory import AccountDirectory, Known
 

@@ -14,7 +14,7 @@ from objectcache_gateway.access.acl import (
     allows,
     canned,
 )
-from objectcache_gateway.request.acl_xml import acl_document, parse_acl
+from objectcache_gateway.access.acl_xml import acl_document, parse_acl
 from objectcache_gateway.request.routes import Operation
 from objectcache_schemas.errors import InvalidRequest, Unsupported
 from objectcache_schemas.records import AclGrant, AclPermission

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from objectcache_gateway.admin.api import ROUTES
-from objectcache_gateway.admin.audit import (
+from objectcache_gateway.admin.serving.change_audit import (
     LEFT_OUT,
     LINE_BYTES_MAX,
     SECRET_FIELDS,
@@ -19,7 +19,7 @@ from objectcache_gateway.admin.audit import (
     audit_line,
     without_secrets,
 )
-from objectcache_schemas.admin_api import BackupRequest, NewKey, NewUser, Pins
+from objectcache_schemas.operators.admin_api import BackupRequest, NewKey, NewUser, Pins
 
 SECRET = "correct-horse-battery"
 

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 
 from objectcache_gateway.admin.__main__ import make_server
 from objectcache_gateway.signing.credentials import RootCredentials
-from objectcache_gateway.storage_address import storage_address
+from objectcache_gateway.storage.storage_address import storage_address
 from objectcache_operations.admin import api_client
 from objectcache_operations.admin.api_client import ApiClient
 from objectcache_operations.admin.command import local_access
@@ -39,8 +39,12 @@ from objectcache_runtime.amounts import (
     time_text,
 )
 from objectcache_runtime.settings import Settings, load_settings
-from objectcache_schemas.admin_api import HealthReply
-from objectcache_schemas.engine_status import (
+from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
+from objectcache_schemas.limits import GIB, KIB, MIB
+from objectcache_schemas.messages.buckets import SetPolicy
+from objectcache_schemas.messages.message import Message
+from objectcache_schemas.operators.admin_api import HealthReply
+from objectcache_schemas.operators.engine_status import (
     CheckEnded,
     CheckEngine,
     CheckProgress,
@@ -49,10 +53,7 @@ from objectcache_schemas.engine_status import (
     ExtentClass,
     PathStatus,
 )
-from objectcache_schemas.errors import Busy, InvalidRequest, Unavailable
-from objectcache_schemas.limits import GIB, KIB, MIB
-from objectcache_schemas.message import Message
-from objectcache_schemas.messages import GetHealth, Health, SetPolicy
+from objectcache_schemas.operators.server_state import GetHealth, Health
 from objectcache_schemas.records import BucketPolicy, Durability, Verification
 from objectcache_storage_server.connections.server import StorageServer
 from objectcache_storage_server.engines.memory.engine import MemoryEngine

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.admin.keys import changed_key, key_view, make_pair, pair_of
-from objectcache_gateway.admin.routes import changed, page_of
-from objectcache_gateway.admin.usage import bucket_usage, user_usage
-from objectcache_gateway.admin.users import merged, without_access
+from objectcache_gateway.admin.accounts.keys import changed_key, key_view, make_pair, pair_of
+from objectcache_gateway.admin.accounts.usage import bucket_usage, user_usage
+from objectcache_gateway.admin.accounts.users import merged, without_access
+from objectcache_gateway.admin.serving.routes import changed, page_of
 from objectcache_operations.admin.accounts.grants import grant_of, grant_text, grants_text
 from objectcache_operations.admin.accounts.quotas import (
     QuotaFlags,
@@ -23,7 +23,10 @@ from objectcache_operations.admin.accounts.quotas import (
 from objectcache_operations.admin.documents import full_document
 from objectcache_operations.admin.status.top_view import achieved_rates
 from objectcache_schemas.accounts import ACCESS_KEY_PATTERN, Access, Grant, User
-from objectcache_schemas.admin_api import (
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.limits import GIB, MIB
+from objectcache_schemas.messages.quotas import BucketUsage, TenantActivity, Usage
+from objectcache_schemas.operators.admin_api import (
     DeliveriesReply,
     KeyChange,
     NewToken,
@@ -31,11 +34,8 @@ from objectcache_schemas.admin_api import (
     QuotaChange,
     UserChange,
 )
-from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.limits import GIB, MIB
-from objectcache_schemas.messages import BucketUsage, TenantActivity, Usage
+from objectcache_schemas.operators.schedule import ScheduledDelivery
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, Quota
-from objectcache_schemas.schedule import ScheduledDelivery
 
 READ, WRITE, ADMIN = Access.READ, Access.WRITE, Access.ADMIN
 

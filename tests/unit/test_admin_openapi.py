@@ -12,12 +12,18 @@ import msgspec
 import pytest
 
 from objectcache_gateway.admin.api import ROUTES
-from objectcache_gateway.admin.media_types import JSON
-from objectcache_gateway.admin.openapi import openapi_document
-from objectcache_gateway.admin.requests import decode_body
-from objectcache_gateway.admin.routes import Nothing, Route
-from objectcache_schemas.admin_api import PATTERN_WORDS, LogLevel, NewUser, Problem, QuotaChange
+from objectcache_gateway.admin.serving.media_types import JSON
+from objectcache_gateway.admin.serving.openapi import openapi_document
+from objectcache_gateway.admin.serving.read_requests import decode_body
+from objectcache_gateway.admin.serving.routes import Nothing, Route
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.operators.admin_api import (
+    PATTERN_WORDS,
+    LogLevel,
+    NewUser,
+    Problem,
+    QuotaChange,
+)
 
 DOCUMENT = openapi_document(ROUTES)
 NAMES = [f"{route.method} {route.path}" for route in ROUTES]

@@ -26,7 +26,7 @@ from objectcache_runtime.amounts import (
 from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.schedule import (
+from objectcache_schemas.operators.schedule import (
     GetSchedule,
     ScheduleChanges,
     ScheduleConfiguration,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from objectcache_gateway.admin.api import ROUTES
-from objectcache_gateway.admin.scopes import ANY, covers, uncovered
-from objectcache_schemas.admin_api import SCOPES
+from objectcache_gateway.admin.serving.scopes import ANY, covers, uncovered
+from objectcache_schemas.operators.admin_api import SCOPES
 
 
 @pytest.mark.parametrize(

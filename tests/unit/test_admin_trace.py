@@ -18,7 +18,7 @@ from objectcache_operations.admin.traces.trace_svg import trace_svg
 from objectcache_operations.admin.traces.trace_view import LAYER_ROWS_MAX, list_view, trace_view
 from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import DeliveryFailed
-from objectcache_schemas.traces import DeliveryTrace, LayerTrace, TracePhase
+from objectcache_schemas.operators.traces import DeliveryTrace, LayerTrace, TracePhase
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from tests.unit.test_admin_cli import OperatedEngine, ServerThread, admin
 

@@ -11,8 +11,8 @@ from objectcache_operations.admin.accounts.quotas import QuotaFlags, quota_chang
 from objectcache_runtime.amounts import parse_lifetime_s
 from objectcache_runtime.settings import load_settings
 from objectcache_schemas.accounts import Access
-from objectcache_schemas.admin_api import SCOPE_ADMIN, SCOPE_READ, SCOPES
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.operators.admin_api import SCOPE_ADMIN, SCOPE_READ, SCOPES
 from objectcache_schemas.records import Quota
 
 

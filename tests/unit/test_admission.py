@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.schedule import TenantShare
+from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_storage_server.admission.delivery_turns import (
     DURATION_UNKNOWN_S,
     IDLE_TENANTS_MAX,

@@ -8,10 +8,14 @@ from typing import cast
 import msgspec
 import pytest
 
-from objectcache_gateway.exchange import Exchange
-from objectcache_gateway.handlers.attribute_changes import CHANGE_ATTEMPTS_MAX, change_attributes
+from objectcache_gateway.answering.http_exchange import Exchange
+from objectcache_gateway.handlers.objects.attribute_changes import (
+    CHANGE_ATTEMPTS_MAX,
+    change_attributes,
+)
 from objectcache_schemas.errors import Conflict, NotFound
-from objectcache_schemas.messages import Object, ReplaceAttributes, StatObject
+from objectcache_schemas.messages.reads import Object, StatObject
+from objectcache_schemas.messages.writes import ReplaceAttributes
 from objectcache_schemas.records import AclGrant, AclPermission, ObjectAttributes
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from tests.contract.engine_suite import BUCKET, put

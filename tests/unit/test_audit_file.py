@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_gateway.audit_file import WRITE_BYTES_MAX, AuditFile
+from objectcache_gateway.audit.audit_file import WRITE_BYTES_MAX, AuditFile
 
 LARGE = 1 << 40
 

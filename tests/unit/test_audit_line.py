@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.audit_line import (
+from objectcache_gateway.audit.audit_line import (
     FIELD_COUNT,
     AuditEntry,
     audit_line,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_gateway.audit_file import AuditFile
-from objectcache_gateway.audit_log import WAITING_BYTES_MAX, AuditLog, open_audit_log
+from objectcache_gateway.audit.audit_file import AuditFile
+from objectcache_gateway.audit.audit_log import WAITING_BYTES_MAX, AuditLog, open_audit_log
 from objectcache_runtime.settings import GatewaySettings
 
 LINE = b"x" * ((1 << 20) - 1) + b"\n"

@@ -14,7 +14,7 @@ from objectcache_gateway.request.addressing import Address
 from objectcache_gateway.request.routes import Operation
 from objectcache_schemas.accounts import Access, Grant
 from objectcache_schemas.errors import AccessDenied, NotFound, ObjectCacheError
-from objectcache_schemas.messages import Bucket, GetBucket
+from objectcache_schemas.messages.buckets import Bucket, GetBucket
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, LifecycleRule
 
 ALICE = Caller("alice", may_create_buckets=True)

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.frames import MESSAGE_BYTES_MAX, encode_frame
 from objectcache_schemas.limits import (
     ACL_GRANTS_MAX,
     BUCKET_TAGS_MAX,
@@ -19,7 +18,8 @@ from objectcache_schemas.limits import (
     TAG_KEY_CHARACTERS_MAX,
     TAG_VALUE_CHARACTERS_MAX,
 )
-from objectcache_schemas.messages import Buckets, ListBuckets
+from objectcache_schemas.messages.buckets import Buckets, ListBuckets
+from objectcache_schemas.messages.frames import MESSAGE_BYTES_MAX, encode_frame
 from objectcache_schemas.records import (
     AclGrant,
     AclPermission,

@@ -16,7 +16,7 @@ from objectcache.learned_windows import (
     FetchShape,
     LearnedWindows,
 )
-from objectcache_schemas.target_messages import LayersConsumed
+from objectcache_schemas.messages.sessions import LayersConsumed
 
 
 def given(meter: ConsumptionMeter, layer: int, begins_s: float, ends_s: float) -> object:

@@ -24,8 +24,8 @@ from objectcache.kv_bucket import KvBucket
 from objectcache.landing.memory_file import MemoryFile
 from objectcache.sessions.session_wire import FrameParser, SocketWire
 from objectcache.sessions.target_session import TargetSession
-from objectcache_schemas.frames import encode_frame
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.frames import encode_frame
+from objectcache_schemas.messages.sessions import (
     LayersConsumed,
     RegisterTarget,
     TargetRegistered,

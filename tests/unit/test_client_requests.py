@@ -18,9 +18,9 @@ from objectcache.channel.requests import Request
 from objectcache.channel.signing import Signer
 from objectcache.errors import InvalidRequest
 from objectcache.puts.putting import payload_parts
+from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.messages import DeliveryPath
 
 KEY = AccessKey("AKIA", "secret")
 

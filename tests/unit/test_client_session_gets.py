@@ -16,7 +16,7 @@ from objectcache.deliveries.fetch_request import SESSION_DESCRIPTOR_BYTES_MAX
 from objectcache.kv_bucket import KvBucket
 from objectcache_schemas.descriptor import Descriptor, MemoryTarget
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.target_messages import GetBegun, GetEnded, GetPrefix, PassGiven
+from objectcache_schemas.messages.sessions import GetBegun, GetEnded, GetPrefix, PassGiven
 from tests.unit.client_fakes import DEADLINE_S, KEYS, LAYOUT, chunks_of, payload_of
 from tests.unit.client_shared_server import SharedServer
 

@@ -25,9 +25,9 @@ from objectcache.landing.regions import Landing
 from objectcache.landing.target_pool import REGIONS_MAX, TargetPool
 from objectcache.sessions.session_wire import FrameParser
 from objectcache_schemas.errors import Busy, WireError
-from objectcache_schemas.frames import FrameError
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.target_messages import DeliveryFailure
+from objectcache_schemas.messages.frames import FrameError
+from objectcache_schemas.messages.sessions import DeliveryFailure
 from tests.unit.client_fakes import (
     DEADLINE_S,
     KEYS,

@@ -25,8 +25,8 @@ from objectcache.kv_bucket import KvBucket
 from objectcache.landing.held_targets import HeldTargets
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.limits import Limits
+from objectcache_schemas.messages.frames import LENGTH
 from tests.unit.client_fakes import DEADLINE_S, FakeGateway, FakeTargetSocket, Peer, Received
 
 LAYOUT = KvLayout(

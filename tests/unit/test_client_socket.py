@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from objectcache_gateway.client_socket import CHECKS_PER_TIMEOUT, SendWatch
+from objectcache_gateway.connections.client_socket import CHECKS_PER_TIMEOUT, SendWatch
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectcache_schemas.compute_windows import WindowSource
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import NotFound
-from objectcache_schemas.messages import WindowSource
 from objectcache_storage_server.scheduling.windows.find_windows import (
     Window,
     WindowFinder,

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from objectcache_gateway.connections.bound import BoundConnection, ConnectionBound
+from objectcache_gateway.connections.end_connections import BoundConnection, ConnectionBound
 
 
 class Client:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from objectcache_gateway.admin.processes import gateway_states
-from objectcache_gateway.connections.crowding import INTERVAL_S, TROUBLE_MIN, Crowding
-from objectcache_gateway.connections.places import ConnectionPlaces
+from objectcache_gateway.admin.processes.processes import gateway_states
+from objectcache_gateway.connections.connection_places import ConnectionPlaces
 from objectcache_gateway.connections.request_places import RequestPlaces
+from objectcache_gateway.connections.turned_away import INTERVAL_S, TROUBLE_MIN, Crowding
 from objectcache_operations.admin.storage.state import process_lines
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
 

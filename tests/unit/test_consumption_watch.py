@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from objectcache_schemas.target_messages import LayersConsumed
+from objectcache_schemas.messages.sessions import LayersConsumed
 from objectcache_storage_server.deliveries import target_gets
 from objectcache_storage_server.deliveries.running_delivery import RunningDelivery
 from objectcache_storage_server.deliveries.watch_consumption import ConsumptionWatch

@@ -16,13 +16,8 @@ from objectcache_runtime.settings import (
 )
 from objectcache_schemas.errors import Busy, InvalidRequest, NotFound, ObjectCacheError
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.messages import (
-    CompleteUpload,
-    CopyObject,
-    CopyPart,
-    CreateUpload,
-    Upload,
-)
+from objectcache_schemas.messages.uploads import CompleteUpload, CreateUpload, Upload
+from objectcache_schemas.messages.writes import CopyObject, CopyPart
 from objectcache_schemas.records import BucketInfo, ObjectAttributes
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.s3 import multipart

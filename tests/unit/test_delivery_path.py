@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
+from objectcache_schemas.delivery_paths import parse_path
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.paths import parse_path
 from objectcache_storage_server.deliveries.delivery_path import forced_mode, is_body, path_taken
 
 AUTO, LAYERWISE, CHUNKWISE = DeliveryMode.AUTO, DeliveryMode.LAYERWISE, DeliveryMode.CHUNKWISE

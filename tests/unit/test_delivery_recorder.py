@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectcache_schemas.errors import DeliveryFailed
-from objectcache_schemas.traces import DeliveryTrace
+from objectcache_schemas.operators.traces import DeliveryTrace
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
 ERROR = DeliveryFailed("the client is gone").to_wire()

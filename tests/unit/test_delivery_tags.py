@@ -12,7 +12,7 @@ from objectcache.sessions.tags import Tags
 from objectcache.sessions.target_session import TargetSession
 from objectcache_fabrics.verbs_address import TAG_END, Announcement
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.target_messages import LayersReady
+from objectcache_schemas.messages.sessions import LayersReady
 
 DEADLINE_S = 20.0
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from objectcache_runtime.settings import StorageSettings
-from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.operators.engine_status import CheckReport
 from objectcache_schemas.records import (
     BucketInfo,
     BucketPolicy,

@@ -9,7 +9,7 @@ import pytest
 
 from objectcache_runtime.settings import SchedulerSettings, Settings, StorageSettings
 from objectcache_schemas.errors import Busy, Unavailable
-from objectcache_schemas.schedule import TenantShare
+from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_storage_server.admission.entrance import Entrance
 from objectcache_storage_server.conversations.sockets import ConnectionEnded
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from objectcache_schemas.schedule import FOR_LIFE, PolicyName, TenantShare
+from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName, TenantShare
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.delivery_flow import FLOW_CATCH_UP_S
 from objectcache_storage_server.scheduling.rates import policies, rated_pool

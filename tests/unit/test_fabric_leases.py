@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from objectcache_gateway.staging_over_fabric import FabricTarget
-from objectcache_gateway.storage_connection import StorageConnection
+from objectcache_gateway.buffer_path.fabric_target import FabricTarget
+from objectcache_gateway.storage.storage_connection import StorageConnection
 from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, NotFound, ObjectCacheError
-from objectcache_schemas.messages import DeliveryEnded, EndLease, LeaseTarget, TargetLeased
-from objectcache_schemas.target_messages import DeliveryFailure
+from objectcache_schemas.messages.kv import DeliveryEnded
+from objectcache_schemas.messages.leases import EndLease, LeaseTarget, TargetLeased
+from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.deliveries.lend_target import serve_lease

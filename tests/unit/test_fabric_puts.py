@@ -20,6 +20,7 @@ from objectcache_runtime.settings import (
     Settings,
     StorageSettings,
 )
+from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import (
     Busy,
@@ -31,8 +32,8 @@ from objectcache_schemas.errors import (
     Unsupported,
     WireError,
 )
-from objectcache_schemas.frames import LENGTH
-from objectcache_schemas.messages import KvPut, KvStored, StorageReply
+from objectcache_schemas.messages.frames import LENGTH
+from objectcache_schemas.messages.kv import KvPut, KvStored
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket

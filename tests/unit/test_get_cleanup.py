@@ -15,9 +15,10 @@ import pytest
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.frames import encode_frame
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import DeliveryAccepted, KvGet, ObjectOpened, OpenObject, SendBody
+from objectcache_schemas.messages.frames import encode_frame
+from objectcache_schemas.messages.kv import DeliveryAccepted, KvGet
+from objectcache_schemas.messages.reads import ObjectOpened, OpenObject, SendBody
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.deliveries import body_gets, prefix_gets, target_gets

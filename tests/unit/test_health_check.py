@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from objectcache_gateway.health import KEPT_S, HealthCheck
+from objectcache_gateway.health_check import KEPT_S, HealthCheck
 from objectcache_schemas.errors import Busy, Unavailable
-from objectcache_schemas.messages import GetHealth, Health
+from objectcache_schemas.operators.server_state import GetHealth, Health
 
 
 class Storage:

@@ -9,7 +9,7 @@ import pytest
 
 from objectcache_schemas.accounts import PutUser, User
 from objectcache_schemas.errors import Busy, StorageFull
-from objectcache_schemas.messages import TenantActivity
+from objectcache_schemas.messages.quotas import TenantActivity
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, Quota
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.directory import AccountDirectory

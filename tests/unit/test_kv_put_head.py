@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.handlers.kv import PutHead
+from objectcache_gateway.handlers.kv.prefixes import PutHead
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import Limits

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_schemas.messages import CreateUpload, ListUploads
+from objectcache_schemas.messages.uploads import CreateUpload, ListUploads
 from objectcache_schemas.records import (
     BucketConfiguration,
     BucketInfo,

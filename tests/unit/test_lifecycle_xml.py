@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from objectcache_gateway.request.expiration import expiration_headers
-from objectcache_gateway.request.lifecycle_xml import (
-    lifecycle_document,
-    parse_lifecycle,
-)
+from objectcache_gateway.xml.lifecycle_xml import lifecycle_document, parse_lifecycle
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unsupported
 from objectcache_schemas.limits import LIFECYCLE_RULES_MAX, RULE_PREFIX_BYTES_MAX
 from objectcache_schemas.records import LifecycleRule, ObjectInfo

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_gateway.listening import Acceptor, find_listeners
-from objectcache_runtime.listening import (
+from objectcache_gateway.connections.accept_connections import Acceptor, find_listeners
+from objectcache_runtime.networking.listening import (
     HostPort,
     adopt_listeners,
     open_listeners,

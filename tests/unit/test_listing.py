@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from objectcache_schemas.messages import ListObjects
+from objectcache_schemas.messages.reads import ListObjects
 from objectcache_schemas.records import ObjectInfo
 from objectcache_storage_server.s3.list_objects import list_objects
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.operators.engine_status import CheckReport
 from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine

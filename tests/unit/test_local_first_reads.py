@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_schemas.engine_status import PathStatus
 from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.operators.engine_status import PathStatus
 from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.direct import kernel_facts

@@ -11,9 +11,9 @@ import pytest
 
 from objectcache_runtime.settings import SchedulerSettings, ServerSettings, Settings
 from objectcache_schemas.errors import Busy, Unavailable
-from objectcache_schemas.frames import encode_frame
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.messages import ObjectOpened, OpenObject, SendBody
+from objectcache_schemas.messages.frames import encode_frame
+from objectcache_schemas.messages.reads import ObjectOpened, OpenObject, SendBody
 from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.admission.entrance import Gone
 from objectcache_storage_server.admission.memory_line import MemoryGrants, MemoryWish, SharedMemory

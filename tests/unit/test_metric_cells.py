@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from objectcache_runtime.metric_cells import (
+from objectcache_runtime.metrics.metric_cells import (
     OTHER,
     RATIOS,
     SECONDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from objectcache_gateway.admin.metrics_page import labelled, merge_pages
+from objectcache_gateway.admin.processes.metrics_page import labelled, merge_pages
 
 ONE = b"""# HELP a_total How often.
 # TYPE a_total counter

@@ -25,7 +25,7 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     Unavailable,
 )
-from objectcache_schemas.target_messages import LayersReady, RegisterRemoteTarget
+from objectcache_schemas.messages.sessions import LayersReady, RegisterRemoteTarget
 from objectcache_storage_server.transports import nixl
 from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
 from objectcache_storage_server.transports.nixl import METADATA_BYTES_MAX, NixlFabric, NixlPeer

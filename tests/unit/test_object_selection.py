@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from objectcache_gateway.handlers.copying import copied_attributes, copy_source
-from objectcache_gateway.handlers.objects import part_number, select
+from objectcache_gateway.handlers.objects.copy_objects import copied_attributes, copy_source
+from objectcache_gateway.handlers.objects.object_headers import (
+    attributes_of,
+    object_headers,
+    overrides,
+)
+from objectcache_gateway.handlers.objects.objects import part_number, select
 from objectcache_gateway.request.addressing import Address
-from objectcache_gateway.request.object_headers import attributes_of, object_headers, overrides
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_schemas.errors import InvalidRequest, PreconditionFailed
 from objectcache_schemas.records import ObjectAttributes, ObjectInfo

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from objectcache_gateway.access.permissions import ROOT, Caller, Permission
-from objectcache_gateway.access.read_passes import read_pass
+from objectcache_gateway.handlers.kv.read_passes import read_pass
 from objectcache_gateway.signing.sigv4 import Authenticated, Payload
 from objectcache_schemas.accounts import Access, AccessKey, Grant, User
 from objectcache_schemas.errors import AccessDenied
-from objectcache_schemas.messages import ReadPass
+from objectcache_schemas.messages.kv import ReadPass
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, Quota
 from objectcache_storage_server.conversations.read_passes import PASSES_MAX, PassBook, Versions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from objectcache_gateway.metrics.request_counts import NO_OPERATION, NO_TENANT, RequestCounts
 from objectcache_gateway.request.routes import Operation
-from objectcache_runtime.metric_cells import OTHER
+from objectcache_runtime.metrics.metric_cells import OTHER
 
 
 def ended(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from objectcache_gateway.access.allowances import KEPT_S, WANTED_MAX, RequestAllowances
 from objectcache_gateway.access.permissions import Caller
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.messages import RequestsTaken, TakeRequests
+from objectcache_schemas.messages.quotas import RequestsTaken, TakeRequests
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, Quota
 from objectcache_storage_server.accounts.request_tokens import RequestTokens
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from objectcache_gateway.repetition import is_repeatable
+from objectcache_gateway.storage.repetition import is_repeatable
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.messages import CommitPut, OpenObject, PutObject
+from objectcache_schemas.messages.reads import OpenObject
+from objectcache_schemas.messages.writes import CommitPut, PutObject
 
 
 def test_a_put_that_brings_its_data_is_not_repeated() -> None:

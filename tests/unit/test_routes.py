@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from objectcache_gateway.handlers.operations import HANDLERS
+from objectcache_gateway.refused_headers import check_headers, refuse_preflight
 from objectcache_gateway.request.addressing import Address
-from objectcache_gateway.request.refusals import check_headers, refuse_preflight
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.request.routes import UNCONFIGURED, Operation, raise_unconfigured, route
 from objectcache_schemas.errors import (

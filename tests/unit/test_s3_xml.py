@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_gateway.handlers import xml_render
-from objectcache_gateway.request import xml_parse
-from objectcache_gateway.request.xml_parse import CompletedPart, DeleteEntry
+from objectcache_gateway.xml import xml_parse, xml_render
+from objectcache_gateway.xml.xml_parse import CompletedPart, DeleteEntry
 from objectcache_schemas.errors import InvalidRequest, NotFound
 from objectcache_schemas.records import ObjectInfo
 

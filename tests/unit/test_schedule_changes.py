@@ -14,7 +14,11 @@ import pytest
 from objectcache_runtime.settings import Settings, load_settings
 from objectcache_schemas.errors import InvalidRequest, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.schedule import ScheduleChanges, ScheduleConfiguration, TenantShare
+from objectcache_schemas.operators.schedule import (
+    ScheduleChanges,
+    ScheduleConfiguration,
+    TenantShare,
+)
 from objectcache_storage_server.operators.change_schedule import TENANTS_MAX, ScheduleBook, merge
 
 SETTINGS = (

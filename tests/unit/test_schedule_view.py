@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from objectcache_runtime.settings import ServerSettings, Settings
-from objectcache_schemas.schedule import ScheduledDelivery
+from objectcache_schemas.operators.schedule import ScheduledDelivery
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.operators import view_schedule
 from objectcache_storage_server.scheduling.demand import Demand

@@ -19,24 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
+from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import Busy, InvalidRequest, NotFound, Unavailable, WireError
-from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.limits import KIB, MIB, Limits
-from objectcache_schemas.message import Message
-from objectcache_schemas.messages import (
-    CompleteUpload,
-    CreateUpload,
-    DeliveryAccepted,
-    DeliveryEnded,
-    KvGet,
-    PinObjects,
-    PutObject,
-    SendData,
-    SetPolicy,
-    StorageReply,
-    Upload,
-)
+from objectcache_schemas.messages.buckets import SetPolicy
+from objectcache_schemas.messages.frames import LENGTH
+from objectcache_schemas.messages.kv import DeliveryAccepted, DeliveryEnded, KvGet
+from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.uploads import CompleteUpload, CreateUpload, Upload
+from objectcache_schemas.messages.writes import PinObjects, PutObject, SendData
 from objectcache_schemas.records import BucketInfo, BucketPolicy, ObjectAttributes
 from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.admission.client_pace import ClientPace

@@ -34,7 +34,7 @@ from objectcache_schemas.errors import (
     Unavailable,
     Unsupported,
 )
-from objectcache_schemas.target_messages import NixlNames
+from objectcache_schemas.messages.sessions import NixlNames
 
 
 class Joining:

@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 from aiohttp import WSMessage, WSMsgType, web
 
-from objectcache_gateway.handlers import client_sessions
-from objectcache_gateway.storage_connection import StorageConnection
+from objectcache_gateway.handlers.kv import client_sessions
+from objectcache_gateway.storage.storage_connection import StorageConnection
 from objectcache_runtime.message_pace import MessagePace
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import WireError
-from objectcache_schemas.frames import encode_frame
-from objectcache_schemas.message import PROTOCOL_VERSION, Message
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.frames import encode_frame
+from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message
+from objectcache_schemas.messages.sessions import (
     JoinSession,
     LayersConsumed,
     ReleaseTarget,

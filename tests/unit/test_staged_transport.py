@@ -7,7 +7,7 @@ import pytest
 
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, InvalidRequest, ObjectCacheError
-from objectcache_schemas.target_messages import DeliveryFailure
+from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
 from objectcache_storage_server.transports.staged import StagedTransport

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from objectcache_gateway.staging import LeasedMemory, StagedTarget
-from objectcache_gateway.staging_memory import StagingMemory
-from objectcache_gateway.storage_connection import StorageConnection
+from objectcache_gateway.answering.staging_memory import StagingMemory
+from objectcache_gateway.buffer_path.leased_target import LeasedMemory, StagedTarget
+from objectcache_gateway.storage.storage_connection import StorageConnection
 from objectcache_schemas.errors import Busy, DeliveryFailed, NotFound, Unavailable, WireError
-from objectcache_schemas.frames import LENGTH, encode_frame
-from objectcache_schemas.message import Message
-from objectcache_schemas.messages import DeliveryEnded, Done, EndLease, SendBody
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.kv import DeliveryEnded
+from objectcache_schemas.messages.leases import EndLease
+from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.reads import SendBody
 from tests.storage_client import sealed_memory_file
 
 OFFSET_BYTES, PAYLOAD_BYTES = 5000, 300_000

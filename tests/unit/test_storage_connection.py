@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_gateway import storage_connection
-from objectcache_gateway.repetition import is_repeatable
-from objectcache_gateway.storage_address import storage_connections_max
-from objectcache_gateway.storage_connection import (
+from objectcache_gateway.storage import storage_connection
+from objectcache_gateway.storage.repetition import is_repeatable
+from objectcache_gateway.storage.storage_address import storage_connections_max
+from objectcache_gateway.storage.storage_connection import (
     ConnectionLost,
     StoragePool,
     Unreachable,
     without_waiting,
 )
-from objectcache_gateway.tenant_storage import TenantStorage
+from objectcache_gateway.storage.tenant_storage import TenantStorage
 from objectcache_runtime.settings import (
     GatewaySettings,
     ServerSettings,
@@ -29,23 +29,16 @@ from objectcache_runtime.settings import (
 )
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, Descriptor, MemoryTarget
 from objectcache_schemas.errors import Busy, Unavailable
-from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.message import PROTOCOL_VERSION, Message
-from objectcache_schemas.messages import (
-    CompleteUpload,
-    CopyObject,
-    CreateBucket,
-    CreateUpload,
-    DeleteBucket,
-    Done,
-    GetHealth,
-    KvGet,
-    KvPut,
-    Matched,
-    StatObject,
-    Welcome,
-)
+from objectcache_schemas.messages.buckets import CreateBucket, DeleteBucket
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
+from objectcache_schemas.messages.handshake import Done, Welcome
+from objectcache_schemas.messages.kv import KvGet, KvPut, Matched
+from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message
+from objectcache_schemas.messages.reads import StatObject
+from objectcache_schemas.messages.uploads import CompleteUpload, CreateUpload
+from objectcache_schemas.messages.writes import CopyObject
+from objectcache_schemas.operators.server_state import GetHealth
 from objectcache_schemas.records import ObjectAttributes
 
 TARGET = MemoryTarget(

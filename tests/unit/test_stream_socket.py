@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import uvloop
 
-from objectcache_schemas.frames import LENGTH, encode_frame
-from objectcache_schemas.messages import GetBucket
+from objectcache_schemas.messages.buckets import GetBucket
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
 from objectcache_storage_server.conversations.sockets import (
     RECEIVE_BYTES,
     ConnectionEnded,

@@ -16,9 +16,9 @@ import pytest
 
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import AccessDenied, DeliveryFailed, WireError
-from objectcache_schemas.frames import LENGTH, encode_frame
-from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
+from objectcache_schemas.messages.message import PROTOCOL_VERSION
+from objectcache_schemas.messages.sessions import (
     CancelGet,
     DeliveryFailure,
     FabricOpened,

@@ -12,10 +12,11 @@ import pytest
 
 from objectcache_runtime import settings
 from objectcache_runtime.settings import load_settings
-from objectcache_schemas import accounts, admin_api, messages, records
+from objectcache_schemas import accounts, messages, records
 from objectcache_schemas.accounts import AccessKey, User
-from objectcache_schemas.admin_api import LogLevel, NewKey, NewToken, NewUser
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.operators import admin_api
+from objectcache_schemas.operators.admin_api import LogLevel, NewKey, NewToken, NewUser
 
 MODULES = (accounts, admin_api, messages, records, settings)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from objectcache_gateway.tls import server_context
-from objectcache_runtime.tls import (
+from objectcache_gateway.connections.https_contexts import server_context
+from objectcache_runtime.networking.tls import (
     ReloadingContext,
     certificate_files,
     mutual_client_context,

@@ -4,7 +4,7 @@ import pytest
 
 from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import NotFound
-from objectcache_schemas.traces import GetTraces
+from objectcache_schemas.operators.traces import GetTraces
 from objectcache_storage_server.tracing import trace_book
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.tracing.trace_book import TraceBook

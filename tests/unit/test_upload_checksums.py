@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import pytest
 
 from objectcache_gateway.bodies.checksums import ALGORITHMS, Checksum
-from objectcache_gateway.request.upload_checksums import (
+from objectcache_gateway.handlers.uploads.upload_checksums import (
     UploadChecksum,
     asked_checksum,
     check_claims,
     check_part_algorithm,
     listed_parts,
 )
-from objectcache_gateway.request.xml_parse import CompletedPart
+from objectcache_gateway.xml.xml_parse import CompletedPart
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.records import ObjectAttributes, PartInfo
 from objectcache_storage_server.s3.running_checksums import RunningChecksums

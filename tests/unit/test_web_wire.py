@@ -24,8 +24,8 @@ from objectcache.sessions.target_session import TargetSession
 from objectcache.sessions.web_wire import WebWire
 from objectcache_schemas import headers
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.message import Message
-from objectcache_schemas.target_messages import LayersConsumed, LayersReady, RegisterRemoteTarget
+from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.sessions import LayersConsumed, LayersReady, RegisterRemoteTarget
 
 TIMEOUT_S = 20.0
 Closes = queue.SimpleQueue[Close | None]

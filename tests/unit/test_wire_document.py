@@ -18,10 +18,10 @@ from objectcache_schemas.descriptor import (
     MatchRequest,
 )
 from objectcache_schemas.errors import ERRORS
-from objectcache_schemas.frames import LENGTH, encode_frame
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import Limits
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
+from objectcache_schemas.messages.sessions import (
     CancelGet,
     FabricOpened,
     GetBegun,

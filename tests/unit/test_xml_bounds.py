@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from objectcache_gateway.request.xml_tree import (
+from objectcache_gateway.xml.xml_tree import (
     ATTRIBUTES_MAX,
     DEPTH_MAX,
     ELEMENTS_MAX,

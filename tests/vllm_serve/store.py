@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
-from objectcache_schemas.traces import DeliveryTrace, GetTraces, Traces
+from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState, SetSchedule
+from objectcache_schemas.operators.traces import DeliveryTrace, GetTraces, Traces
 from tests.s3_clients import s3_client
 from tests.servers import RunningServer, start_server
 from tests.storage_client import StorageClient

@@ -23,7 +23,7 @@ from benchmarks.figures.served import CACHED
 from benchmarks.figures.shaped_link import ShapedLink, shaped_link
 from objectcache_laboratory.calibration.measure import Measurement, Stored
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_schemas.schedule import ScheduleChanges, ScheduleState, SetSchedule
+from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState, SetSchedule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

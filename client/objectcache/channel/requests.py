@@ -10,11 +10,11 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from objectcache_schemas import headers
+from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DESCRIPTOR_VERSION, Descriptor, MatchRequest
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.frames import LENGTH
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import DeliveryPath
+from objectcache_schemas.messages.frames import LENGTH
 
 # Longer descriptors travel as a POST body. Far below the server's own limit, so that proxies with
 # the usual 8 KiB header lines pass it.

@@ -11,6 +11,7 @@ import msgspec
 from objectcache.channel.error_xml import parse_error_fields
 from objectcache.payload import PayloadShape
 from objectcache_schemas import headers
+from objectcache_schemas.compute_windows import WindowSource
 from objectcache_schemas.descriptor import DeliveryMode, DeliveryOutcome, Descriptor, MatchReply
 from objectcache_schemas.errors import (
     ERRORS,
@@ -19,8 +20,7 @@ from objectcache_schemas.errors import (
     InvalidRequest,
     ObjectCacheError,
 )
-from objectcache_schemas.messages import WindowSource
-from objectcache_schemas.target_messages import GetBegun
+from objectcache_schemas.messages.sessions import GetBegun
 
 T = TypeVar("T")
 HeaderLookup = Callable[[str], str | None]

@@ -7,7 +7,7 @@ from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.learned_windows import FetchShape, LearnedWindows
 from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.compute_windows import is_computed, is_no_copy
-from objectcache_schemas.target_messages import LayersConsumed
+from objectcache_schemas.messages.sessions import LayersConsumed
 
 
 def tell_session(

@@ -18,10 +18,10 @@ from objectcache.learned_windows import FetchShape
 from objectcache.sessions.session_get import SessionGet
 from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.compute_windows import WHOLE_S
+from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import AccessDenied, InvalidRequest
-from objectcache_schemas.messages import DeliveryPath
-from objectcache_schemas.target_messages import GetPrefix
+from objectcache_schemas.messages.sessions import GetPrefix
 
 SESSION_DESCRIPTOR_BYTES_MAX = 60 << 10  # a session's message has 64 KiB at most; longer: HTTP
 

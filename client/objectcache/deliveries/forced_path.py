@@ -6,9 +6,9 @@ from typing import Any
 
 from objectcache.arguments import checked_choice
 from objectcache.core import TransportChoice
+from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.messages import DeliveryPath
 
 _MODES = {DeliveryPath.AGG: DeliveryMode.LAYERWISE, DeliveryPath.BATCH: DeliveryMode.CHUNKWISE}
 _INTO_TARGETS = (DeliveryPath.BUFFER, DeliveryPath.DIRECT)

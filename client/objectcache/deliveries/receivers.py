@@ -18,7 +18,7 @@ from objectcache.sessions.target_session import TargetSession
 from objectcache.thread_reserve import ThreadReserve
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.target_messages import GetEnded
+from objectcache_schemas.messages.sessions import GetEnded
 
 logger = logging.getLogger("objectcache.deliveries.receivers")
 PIECE_BYTES_MAX = 8 * MIB  # between two looks at whether the delivery was closed

@@ -22,8 +22,8 @@ import msgspec
 from objectcache.sessions.fabric_session import DRAM, DeviceMemory, FabricEndpoint
 from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported
-from objectcache_schemas.message import Message
-from objectcache_schemas.target_messages import LayersReady, NixlNames, RegisterRemoteTarget
+from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.sessions import LayersReady, NixlNames, RegisterRemoteTarget
 
 # Between looks: what a layer may be late for it. A look takes tens of microseconds of the
 # processor's time with the sleep before it, so it is longer where layers come slower.

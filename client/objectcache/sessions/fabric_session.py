@@ -21,8 +21,8 @@ from objectcache.payload import Bytes
 from objectcache.sessions.session_wire import SessionWire
 from objectcache.sessions.target_session import LayerSink, TargetSession
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.message import Message
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.sessions import (
     FabricOpened,
     LayersReady,
     OpenFabric,

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
-from objectcache_schemas.target_messages import GetBegun, GetEnded
+from objectcache_schemas.messages.sessions import GetBegun, GetEnded
 
 
 class SessionGet:

@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 
-from objectcache_schemas.frames import LENGTH, FrameError, encode_frame, frame_length
-from objectcache_schemas.message import Message
+from objectcache_schemas.messages.frames import LENGTH, FrameError, encode_frame, frame_length
+from objectcache_schemas.messages.message import Message
 
 EVENT_BYTES_MAX = 1 << 20
 _RECEIVE_BYTES = 64 << 10

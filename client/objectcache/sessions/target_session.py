@@ -21,9 +21,9 @@ from objectcache.sessions.session_get import SessionGet
 from objectcache.sessions.session_wire import SessionWire, SocketWire
 from objectcache.sessions.tags import Tags
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported, WireError
-from objectcache_schemas.frames import FrameError, encode_frame
-from objectcache_schemas.message import PROTOCOL_VERSION, Message
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.frames import FrameError, encode_frame
+from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message
+from objectcache_schemas.messages.sessions import (
     CancelGet,
     DeliveryFailure,
     GetBegun,

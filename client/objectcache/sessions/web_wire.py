@@ -20,8 +20,8 @@ from objectcache.channel.responses import parse_error
 from objectcache.sessions.session_wire import EVENT_BYTES_MAX, SessionWire
 from objectcache_schemas import headers
 from objectcache_schemas.errors import Unavailable
-from objectcache_schemas.frames import FrameError
-from objectcache_schemas.message import Message
+from objectcache_schemas.messages.frames import FrameError
+from objectcache_schemas.messages.message import Message
 
 PING_INTERVAL_S = 10.0  # a gateway that answers none for as long again is gone
 LEAVE_TIMEOUT_S = 1.0  # for the gateway to answer a Close; it is told, whether it does or not

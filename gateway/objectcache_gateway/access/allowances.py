@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from objectcache_gateway.access.permissions import Caller
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.messages import RequestsTaken, TakeRequests
+from objectcache_schemas.messages.quotas import RequestsTaken, TakeRequests
 from objectcache_schemas.records import BucketInfo
 
 ALLOWANCES_MAX = 4096  # tenants and buckets that are remembered

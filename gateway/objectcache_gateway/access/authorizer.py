@@ -13,7 +13,7 @@ from objectcache_gateway.request.addressing import Address
 from objectcache_gateway.request.routes import Operation, s3_name
 from objectcache_schemas.accounts import Access
 from objectcache_schemas.errors import AccessDenied, NotFound
-from objectcache_schemas.messages import Object, StatObject
+from objectcache_schemas.messages.reads import Object, StatObject
 from objectcache_schemas.records import AclPermission, BucketInfo, ObjectAttributes
 
 

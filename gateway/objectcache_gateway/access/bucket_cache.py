@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from objectcache_gateway.access.directory import AccessDirectory
-from objectcache_schemas.messages import Bucket, GetBucket
+from objectcache_schemas.messages.buckets import Bucket, GetBucket
 from objectcache_schemas.records import BucketInfo
 
 BUCKETS_MAX = 4096

@@ -12,8 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from objectcache_schemas.accounts import AccessKey, AdminToken, Directory, User, WatchDirectory
+from objectcache_schemas.accounts import AccessKey, AdminToken, User
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
+from objectcache_schemas.operators.account_changes import Directory, WatchDirectory
 
 WATCH_S = 30.0  # one question; a change is told at once
 ANSWER_SLACK_S = 10.0

@@ -14,22 +14,22 @@ from pathlib import Path
 
 import uvloop
 
-from objectcache_gateway.admin.accounts_view import AccountsView
 from objectcache_gateway.admin.api import ROUTES
-from objectcache_gateway.admin.audit import AuditLog
-from objectcache_gateway.admin.gateway_processes import GatewayProcesses
-from objectcache_gateway.admin.routes import Reach
 from objectcache_gateway.admin.server import AdminServer
-from objectcache_gateway.http_parser import check_parser
+from objectcache_gateway.admin.serving.accounts_view import AccountsView
+from objectcache_gateway.admin.serving.change_audit import AuditLog
+from objectcache_gateway.admin.serving.gateway_processes import GatewayProcesses
+from objectcache_gateway.admin.serving.routes import Reach
+from objectcache_gateway.connections.http_parser import check_parser
+from objectcache_gateway.connections.https_contexts import server_context
 from objectcache_gateway.signing.credentials import RootCredentials, load_or_create_root
 from objectcache_gateway.start_word import add_start_argument, wait_for_word
-from objectcache_gateway.storage_address import StorageAddress, storage_address
-from objectcache_gateway.storage_connection import StoragePool
-from objectcache_gateway.tls import server_context
-from objectcache_runtime.listening import HostPort, open_listeners, port_of
+from objectcache_gateway.storage.storage_address import StorageAddress, storage_address
+from objectcache_gateway.storage.storage_connection import StoragePool
 from objectcache_runtime.logs import configure_logging
+from objectcache_runtime.networking.listening import HostPort, open_listeners, port_of
+from objectcache_runtime.networking.tls import ReloadingContext, keep_reloading
 from objectcache_runtime.settings import Settings, check_paths, parse_command_line
-from objectcache_runtime.tls import ReloadingContext, keep_reloading
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
 
 DESCRIPTION = "Run ObjectCache's admin API: users, buckets, health and metrics over HTTP."

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from objectcache_gateway.admin import (
-    backup,
-    buckets,
-    engine,
-    keys,
-    metrics_page,
-    processes,
-    schedule,
-    status,
-    tokens,
-    usage,
-    users,
-)
-from objectcache_gateway.admin.openapi import openapi_document
-from objectcache_gateway.admin.routes import Call, Nothing, Route
-from objectcache_gateway.admin.scopes import ANY
+from objectcache_gateway.admin.accounts import keys, tokens, usage, users
+from objectcache_gateway.admin.processes import metrics_page, processes, status
+from objectcache_gateway.admin.serving.openapi import openapi_document
+from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
+from objectcache_gateway.admin.serving.scopes import ANY
+from objectcache_gateway.admin.store import backup, buckets, engine_checks, schedule
 
 RESOURCES = (
     *(
@@ -28,7 +18,7 @@ RESOURCES = (
         tokens,
         buckets,
         usage,
-        engine,
+        engine_checks,
         schedule,
         processes,
         metrics_page,

@@ -16,9 +16,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from objectcache_gateway.admin import status as status_page
-from objectcache_gateway.admin.audit import AuditLog, audit_line, without_secrets
-from objectcache_gateway.admin.authentication import (
+from objectcache_gateway.admin.processes import status as status_page
+from objectcache_gateway.admin.serving.admin_connections import (
+    CONNECTIONS_MAX,
+    HANDSHAKE_TIMEOUT_S,
+    AdminConnection,
+)
+from objectcache_gateway.admin.serving.authentication import (
     BEARER,
     bearer_asker,
     bearer_refusal,
@@ -27,23 +31,19 @@ from objectcache_gateway.admin.authentication import (
     signed_asker,
     unauthorized,
 )
-from objectcache_gateway.admin.connections import (
-    CONNECTIONS_MAX,
-    HANDSHAKE_TIMEOUT_S,
-    AdminConnection,
-)
-from objectcache_gateway.admin.media_types import JSON
-from objectcache_gateway.admin.problems import name_the_server, problem_response
-from objectcache_gateway.admin.requests import (
+from objectcache_gateway.admin.serving.change_audit import AuditLog, audit_line, without_secrets
+from objectcache_gateway.admin.serving.media_types import JSON
+from objectcache_gateway.admin.serving.problems import name_the_server, problem_response
+from objectcache_gateway.admin.serving.read_requests import (
     decode_body,
     decode_query,
     read_body,
     request_head,
 )
-from objectcache_gateway.admin.routes import Asker, Call, Reach, Route
-from objectcache_gateway.admin.scopes import covers
-from objectcache_gateway.connections.bound import ConnectionBound
-from objectcache_gateway.listening import Acceptor
+from objectcache_gateway.admin.serving.routes import Asker, Call, Reach, Route
+from objectcache_gateway.admin.serving.scopes import covers
+from objectcache_gateway.connections.accept_connections import Acceptor
+from objectcache_gateway.connections.end_connections import ConnectionBound
 from objectcache_gateway.request.request_ids import new_request_id
 from objectcache_gateway.signing.credentials import RootCredentials
 from objectcache_schemas.errors import (

@@ -6,21 +6,11 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from objectcache_gateway.exchange import Exchange
-from objectcache_gateway.handlers import (
-    acls,
-    attributes,
-    buckets,
-    client_sessions,
-    completing,
-    copying,
-    kv,
-    lifecycle,
-    listing,
-    multipart,
-    objects,
-    tagging,
-)
+from objectcache_gateway.answering.http_exchange import Exchange
+from objectcache_gateway.handlers.buckets import buckets, lifecycle, listing
+from objectcache_gateway.handlers.kv import client_sessions, prefixes
+from objectcache_gateway.handlers.objects import acls, attributes, copy_objects, objects, tagging
+from objectcache_gateway.handlers.uploads import complete_upload, multipart
 from objectcache_gateway.request.routes import Operation
 
 Handler = Callable[[Exchange], Awaitable[web.StreamResponse]]
@@ -47,7 +37,7 @@ HANDLERS: dict[Operation, Handler] = {
     Operation.LIST_OBJECT_VERSIONS: listing.list_object_versions,
     Operation.DELETE_OBJECTS: objects.delete_objects,
     Operation.PUT_OBJECT: objects.put_object,
-    Operation.COPY_OBJECT: copying.copy_object,
+    Operation.COPY_OBJECT: copy_objects.copy_object,
     Operation.GET_OBJECT: objects.get_object,
     Operation.HEAD_OBJECT: objects.head_object,
     Operation.DELETE_OBJECT: objects.delete_object,
@@ -59,18 +49,18 @@ HANDLERS: dict[Operation, Handler] = {
     Operation.DELETE_OBJECT_TAGGING: tagging.delete_object_tags,
     Operation.CREATE_UPLOAD: multipart.create_upload,
     Operation.UPLOAD_PART: multipart.upload_part,
-    Operation.UPLOAD_PART_COPY: copying.upload_part_copy,
+    Operation.UPLOAD_PART_COPY: copy_objects.upload_part_copy,
     Operation.LIST_PARTS: multipart.list_parts,
     Operation.LIST_UPLOADS: multipart.list_uploads,
-    Operation.COMPLETE_UPLOAD: completing.complete_upload,
+    Operation.COMPLETE_UPLOAD: complete_upload.complete_upload,
     Operation.ABORT_UPLOAD: multipart.abort_upload,
-    Operation.KV_GET: kv.get,
-    Operation.KV_GET_BY_KEY: kv.get_by_key,
-    Operation.KV_MATCH: kv.match,
-    Operation.KV_PUT: kv.put,
-    Operation.PUT_KV_LAYOUT: kv.put_layout,
-    Operation.GET_KV_LAYOUT: kv.get_layout,
-    Operation.CREATE_SESSION: kv.create_session,
+    Operation.KV_GET: prefixes.get,
+    Operation.KV_GET_BY_KEY: prefixes.get_by_key,
+    Operation.KV_MATCH: prefixes.match,
+    Operation.KV_PUT: prefixes.put,
+    Operation.PUT_KV_LAYOUT: prefixes.put_layout,
+    Operation.GET_KV_LAYOUT: prefixes.get_layout,
+    Operation.CREATE_SESSION: prefixes.create_session,
     Operation.JOIN_SESSION: client_sessions.join_session,
 }
 

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import OperationCell, RequestCounts, TenantCell
-from objectcache_runtime.metric_families import (
+from objectcache_runtime.metrics.metric_families import (
     Labelled,
     MetricsPage,
     alone,

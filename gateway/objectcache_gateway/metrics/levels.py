@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from objectcache_gateway.connections.crowding import TurnedAway
+from objectcache_gateway.connections.turned_away import TurnedAway
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from objectcache_gateway.request.routes import Operation
-from objectcache_runtime.metric_cells import BoundedNames, Histogram
+from objectcache_runtime.metrics.metric_cells import BoundedNames, Histogram
 
 NO_OPERATION = "none"  # refused before it was known what is asked for
 NO_TENANT = "anonymous"

@@ -10,8 +10,7 @@ import re
 
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_schemas import headers
-from objectcache_schemas.messages import DeliveryPath
-from objectcache_schemas.paths import cannot_take, parse_path
+from objectcache_schemas.delivery_paths import DeliveryPath, cannot_take, parse_path
 
 CLIENT_SECONDS_MAX = 3600.0
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

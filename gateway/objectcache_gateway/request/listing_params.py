@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from objectcache_gateway.handlers.xml_render import url_encoded
+from objectcache_gateway.xml.xml_render import url_encoded
 from objectcache_schemas.errors import InvalidRequest
 
 PAGE_ENTRIES_MAX = 1000  # S3's own

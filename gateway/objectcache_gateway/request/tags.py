@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
 from objectcache_gateway.request.request_head import RequestHead, wire_bytes
-from objectcache_gateway.request.xml_tree import children, malformed, root_of, text_of
+from objectcache_gateway.xml.xml_tree import children, malformed, root_of, text_of
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import TAG_KEY_CHARACTERS_MAX, TAG_VALUE_CHARACTERS_MAX
 

@@ -19,7 +19,7 @@ from objectcache_laboratory.calibration.knee import (
 from objectcache_laboratory.calibration.measure import Measurement
 from objectcache_laboratory.calibration.threshold import ModeReading, Threshold, find_threshold
 from objectcache_schemas.limits import BYTES_PER_GBIT, CAP_GBPS_MAX, KIB, MIB
-from objectcache_schemas.schedule import ScheduleChanges
+from objectcache_schemas.operators.schedule import ScheduleChanges
 
 # Of the zero-stall rate. Close together where the knee is expected.
 RATE_FACTORS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, math.inf)

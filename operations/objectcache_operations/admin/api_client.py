@@ -14,7 +14,6 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from objectcache.channel.endpoint import Endpoint
-from objectcache_schemas.admin_api import SIGNING_SERVICE, Problem
 from objectcache_schemas.errors import (
     ERRORS,
     InvalidRequest,
@@ -23,6 +22,7 @@ from objectcache_schemas.errors import (
     WireError,
 )
 from objectcache_schemas.headers import ADMIN_API
+from objectcache_schemas.operators.admin_api import SIGNING_SERVICE, Problem
 
 R = TypeVar("R")
 

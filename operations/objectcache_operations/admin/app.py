@@ -47,7 +47,7 @@ PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opt
 @on_server
 def status(server: Server) -> None:
     """Show capacity, extents, residency, paths, and what goes on in the background."""
-    from objectcache_schemas.engine_status import EngineStatus
+    from objectcache_schemas.operators.engine_status import EngineStatus
 
     with server.connect() as client:
         found = client.get("/v1/engine", EngineStatus)

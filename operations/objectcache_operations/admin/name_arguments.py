@@ -41,7 +41,7 @@ def _completed(
 
 
 def _users(context: typer.Context, begun: str) -> list[str]:
-    from objectcache_schemas.admin_api import UserList
+    from objectcache_schemas.operators.admin_api import UserList
 
     return _completed(
         context,
@@ -51,7 +51,7 @@ def _users(context: typer.Context, begun: str) -> list[str]:
 
 
 def _keys(context: typer.Context, begun: str) -> list[str]:
-    from objectcache_schemas.admin_api import KeyList
+    from objectcache_schemas.operators.admin_api import KeyList
 
     return _completed(
         context,
@@ -61,7 +61,7 @@ def _keys(context: typer.Context, begun: str) -> list[str]:
 
 
 def _buckets(context: typer.Context, begun: str) -> list[str]:
-    from objectcache_schemas.admin_api import BucketList
+    from objectcache_schemas.operators.admin_api import BucketList
 
     return _completed(
         context,
@@ -73,7 +73,7 @@ def _buckets(context: typer.Context, begun: str) -> list[str]:
 
 
 def _tokens(context: typer.Context, begun: str) -> list[str]:
-    from objectcache_schemas.admin_api import TokenList
+    from objectcache_schemas.operators.admin_api import TokenList
 
     return _completed(
         context,

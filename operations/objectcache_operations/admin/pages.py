@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from objectcache_schemas.admin_api import PAGE_ITEMS_MAX, BucketList, KeyList, UserList
+from objectcache_schemas.operators.admin_api import PAGE_ITEMS_MAX, BucketList, KeyList, UserList
 
 if TYPE_CHECKING:
     from objectcache_operations.admin.api_client import ApiClient
-    from objectcache_schemas.admin_api import BucketView, KeyView, UserView
+    from objectcache_schemas.operators.admin_api import BucketView, KeyView, UserView
 
 
 def every_user(client: ApiClient) -> list[UserView]:

@@ -40,11 +40,11 @@ from objectcache_operations.console.settings_flags import find_settings
 from objectcache_runtime.amounts import duration_text, gbps_text
 from objectcache_runtime.root_key import ROOT_CREDENTIALS_FILE
 from objectcache_runtime.settings import Settings
-from objectcache_schemas.admin_api import ScheduleChange
 from objectcache_schemas.descriptor import RATE_MIN
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT, GIB
-from objectcache_schemas.schedule import ScheduleState
+from objectcache_schemas.operators.admin_api import ScheduleChange
+from objectcache_schemas.operators.schedule import ScheduleState
 
 TARGET_BYTES_MAX = 16 * GIB
 

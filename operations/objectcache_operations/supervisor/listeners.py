@@ -7,7 +7,7 @@ import socket
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
-from objectcache_runtime.listening import (
+from objectcache_runtime.networking.listening import (
     HostPort,
     adopt_listeners,
     open_listeners,

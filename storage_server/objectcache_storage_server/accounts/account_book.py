@@ -18,14 +18,10 @@ from objectcache_runtime.root_key import (
     ROOT_CREDENTIALS_FILE,
 )
 from objectcache_runtime.settings import Settings
-from objectcache_schemas.accounts import (
-    ROOT_USER,
-    AccountChange,
-    Directory,
-    User,
-)
+from objectcache_schemas.accounts import ROOT_USER, AccountChange, User
 from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest
-from objectcache_schemas.frames import MESSAGE_BYTES_MAX
+from objectcache_schemas.messages.frames import MESSAGE_BYTES_MAX
+from objectcache_schemas.operators.account_changes import Directory
 from objectcache_storage_server.accounts.account_file import (
     SealedAccounts,
     by_name,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from objectcache_schemas.accounts import Directory, WatchDirectory
+from objectcache_schemas.operators.account_changes import Directory, WatchDirectory
 from objectcache_storage_server.accounts.account_book import AccountBook, as_directory
 
 FOLLOWED_TIMEOUT_S = 1.0  # for a gateway that hangs; others need milliseconds

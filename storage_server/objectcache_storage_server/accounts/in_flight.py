@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from objectcache_schemas.errors import Busy, StorageFull
-from objectcache_schemas.messages import TenantActivity
+from objectcache_schemas.messages.quotas import TenantActivity
 from objectcache_schemas.records import Quota
 from objectcache_storage_server.accounts.quota_book import QuotaBook
 

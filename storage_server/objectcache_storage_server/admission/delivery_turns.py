@@ -18,7 +18,7 @@ from sortedcontainers import SortedList
 
 from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.schedule import TenantShare
+from objectcache_schemas.operators.schedule import TenantShare
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 0.1, 30.0
 DURATION_UNKNOWN_S = 1.0  # of a delivery, before any has ended

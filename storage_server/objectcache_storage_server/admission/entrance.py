@@ -15,7 +15,7 @@ from typing import Any
 
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
-from objectcache_schemas.schedule import TenantShare
+from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_storage_server.admission.delivery_turns import Admission, AdmissionLimits, Waiting
 from objectcache_storage_server.conversations.sockets import ConnectionEnded
 

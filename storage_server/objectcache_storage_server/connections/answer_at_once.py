@@ -7,37 +7,31 @@ import time
 import msgspec
 
 from objectcache_runtime.logs import set_log_level
-from objectcache_schemas.accounts import ExportAccounts
-from objectcache_schemas.engine_status import EngineState, GetEngineStatus
-from objectcache_schemas.messages import (
-    AbortUpload,
-    CreateSession,
-    CreateUpload,
+from objectcache_schemas.conversations import GatewayRequest
+from objectcache_schemas.messages.buckets import GetBucket, ListBuckets
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.kv import KvMatch, Matched
+from objectcache_schemas.messages.quotas import GetUsage
+from objectcache_schemas.messages.reads import ListObjects, Object, StatObject
+from objectcache_schemas.messages.sessions import CreateSession, SessionTicket
+from objectcache_schemas.messages.uploads import AbortUpload, CreateUpload, ListParts, ListUploads
+from objectcache_schemas.messages.writes import (
     DeleteObjects,
-    Done,
-    Drain,
-    GatewayRequest,
-    GetBucket,
-    GetHealth,
-    GetMetrics,
-    GetUsage,
-    KvMatch,
-    ListBuckets,
-    ListObjects,
-    ListParts,
-    ListUploads,
-    Matched,
-    Metrics,
-    Object,
     ObjectsPinned,
     PinObjects,
     ReplaceAttributes,
-    SessionTicket,
-    SetLogLevel,
-    StatObject,
 )
-from objectcache_schemas.schedule import GetSchedule, SetSchedule
-from objectcache_schemas.traces import GetTraces
+from objectcache_schemas.operators.account_changes import ExportAccounts
+from objectcache_schemas.operators.engine_status import EngineState, GetEngineStatus
+from objectcache_schemas.operators.schedule import GetSchedule, SetSchedule
+from objectcache_schemas.operators.server_state import (
+    Drain,
+    GetHealth,
+    GetMetrics,
+    Metrics,
+    SetLogLevel,
+)
+from objectcache_schemas.operators.traces import GetTraces
 from objectcache_storage_server.conversations.tickets import TICKET_LIFE_S
 from objectcache_storage_server.operators.account_requests import answer_accounts
 from objectcache_storage_server.s3.bucket_requests import answer_lookup, check_not_hidden

@@ -7,33 +7,31 @@ import logging
 
 import msgspec
 
-from objectcache_schemas.accounts import ChangeAccounts, ImportAccounts, WatchDirectory
-from objectcache_schemas.engine_status import CheckEngine
+from objectcache_schemas.conversations import GatewayRequest
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
-from objectcache_schemas.frames import FrameError
-from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.messages import (
-    CheckPut,
-    CompleteUpload,
+from objectcache_schemas.messages.buckets import (
     ConfigureBucket,
-    CopyObject,
-    CopyPart,
     CreateBucket,
     DeleteBucket,
-    GatewayRequest,
-    Hello,
-    JoinForClient,
-    KvGet,
-    KvPut,
-    LeaseTarget,
-    OpenObject,
-    PutObject,
-    PutPart,
     SetLayout,
     SetPolicy,
-    TakeRequests,
-    Welcome,
 )
+from objectcache_schemas.messages.frames import FrameError
+from objectcache_schemas.messages.handshake import Hello, Welcome
+from objectcache_schemas.messages.kv import KvGet, KvPut
+from objectcache_schemas.messages.leases import LeaseTarget
+from objectcache_schemas.messages.message import PROTOCOL_VERSION
+from objectcache_schemas.messages.quotas import CheckPut, TakeRequests
+from objectcache_schemas.messages.reads import OpenObject
+from objectcache_schemas.messages.sessions import JoinForClient
+from objectcache_schemas.messages.uploads import CompleteUpload
+from objectcache_schemas.messages.writes import CopyObject, CopyPart, PutObject, PutPart
+from objectcache_schemas.operators.account_changes import (
+    ChangeAccounts,
+    ImportAccounts,
+    WatchDirectory,
+)
+from objectcache_schemas.operators.engine_status import CheckEngine
 from objectcache_storage_server.connections.answer_at_once import answer
 from objectcache_storage_server.connections.refuse_drained import check_not_drained
 from objectcache_storage_server.conversations.conversation import Conversation

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import socket
 
-from objectcache_runtime import tls_tunnel
-from objectcache_runtime.tls import ReloadingContext
+from objectcache_runtime.networking import tls_tunnel
+from objectcache_runtime.networking.tls import ReloadingContext
 
 NEWCOMERS_MAX = 64
 HANDSHAKE_TIMEOUT_S = 3.0

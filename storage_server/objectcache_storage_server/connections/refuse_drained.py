@@ -5,21 +5,21 @@ Accounts, pins and the schedule are an operator's, and may change.
 
 from __future__ import annotations
 
-from objectcache_schemas.messages import (
-    AbortUpload,
-    CheckPut,
-    CompleteUpload,
+from objectcache_schemas.conversations import GatewayRequest
+from objectcache_schemas.messages.buckets import (
     ConfigureBucket,
-    CopyObject,
-    CopyPart,
     CreateBucket,
-    CreateUpload,
     DeleteBucket,
-    DeleteObjects,
-    GatewayRequest,
-    ReplaceAttributes,
     SetLayout,
     SetPolicy,
+)
+from objectcache_schemas.messages.quotas import CheckPut
+from objectcache_schemas.messages.uploads import AbortUpload, CompleteUpload, CreateUpload
+from objectcache_schemas.messages.writes import (
+    CopyObject,
+    CopyPart,
+    DeleteObjects,
+    ReplaceAttributes,
 )
 from objectcache_storage_server.admission.entrance import drained
 from objectcache_storage_server.service import Service

@@ -11,15 +11,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from objectcache_runtime.listening import HostPort, open_listeners, port_of
-from objectcache_runtime.settings import Settings
-from objectcache_runtime.socket_paths import check_socket_path
-from objectcache_runtime.tls import (
+from objectcache_runtime.networking.listening import HostPort, open_listeners, port_of
+from objectcache_runtime.networking.socket_paths import check_socket_path
+from objectcache_runtime.networking.tls import (
     ReloadingContext,
     certificate_files,
     keep_reloading,
     mutual_server_context,
 )
+from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_storage_server.connections.gateway_connection import GatewayConnection
 from objectcache_storage_server.connections.newcomers import Newcomers

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from objectcache_schemas.messages import BodyChoice, EndLease, PutEnd
+from objectcache_schemas.conversations import BodyChoice, PutEnd
+from objectcache_schemas.messages.leases import EndLease
 from objectcache_storage_server.conversations.sockets import StreamSocket
 
 _BODY_CHOICE = msgspec.msgpack.Decoder(BodyChoice)

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from objectcache_schemas.errors import AccessDenied
-from objectcache_schemas.messages import ReadPass
+from objectcache_schemas.messages.kv import ReadPass
 
 PASSES_MAX = 64  # of one session; the oldest goes first
 

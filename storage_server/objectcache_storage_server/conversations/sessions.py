@@ -27,9 +27,9 @@ from objectcache_schemas.errors import (
     Unavailable,
 )
 from objectcache_schemas.excerpt import excerpt
-from objectcache_schemas.frames import FrameError, encode_frame
-from objectcache_schemas.message import PROTOCOL_VERSION
-from objectcache_schemas.target_messages import (
+from objectcache_schemas.messages.frames import FrameError, encode_frame
+from objectcache_schemas.messages.message import PROTOCOL_VERSION
+from objectcache_schemas.messages.sessions import (
     CancelGet,
     FabricOpened,
     GetEnded,

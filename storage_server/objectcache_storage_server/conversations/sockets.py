@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 
 from objectcache_schemas.errors import ObjectCacheError, Unsupported
-from objectcache_schemas.frames import (
+from objectcache_schemas.messages.frames import (
     DATA_FRAME_BYTES_MAX,
     LENGTH,
     MESSAGE_BYTES_MAX,

@@ -9,8 +9,10 @@ import socket as sockets
 import time
 from contextlib import ExitStack
 
+from objectcache_schemas.conversations import BodyChoice
 from objectcache_schemas.errors import Busy, DeliveryFailed, InvalidRequest
-from objectcache_schemas.messages import BodyChoice, BodySent, Done, SendBody
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.reads import BodySent, SendBody
 from objectcache_storage_server.admission.memory_line import MemoryWish
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import StreamSocket

@@ -6,9 +6,8 @@ which mode its path leaves, `path_taken` names the path once the mode is known.
 
 from __future__ import annotations
 
+from objectcache_schemas.delivery_paths import DeliveryPath, cannot_take, parse_path
 from objectcache_schemas.descriptor import DeliveryMode
-from objectcache_schemas.messages import DeliveryPath
-from objectcache_schemas.paths import cannot_take, parse_path
 
 _OF_ONE_OBJECT = (DeliveryPath.BUFFER, DeliveryPath.DIRECT)
 _MODES = {DeliveryPath.BATCH: DeliveryMode.CHUNKWISE, DeliveryPath.AGG: DeliveryMode.LAYERWISE}

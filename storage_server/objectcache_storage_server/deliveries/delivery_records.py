@@ -6,8 +6,10 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, WireError
-from objectcache_schemas.messages import DeliveryPath, KvGet, OpenObject
+from objectcache_schemas.messages.kv import KvGet
+from objectcache_schemas.messages.reads import OpenObject
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 

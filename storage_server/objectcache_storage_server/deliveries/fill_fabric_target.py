@@ -16,8 +16,9 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     WireError,
 )
-from objectcache_schemas.messages import Done, LeaseTarget, TargetLeased
-from objectcache_schemas.target_messages import DeliveryFailure
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.leases import LeaseTarget, TargetLeased
+from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.deliveries.staging_grants import grant_staging

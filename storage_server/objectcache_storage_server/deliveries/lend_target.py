@@ -17,8 +17,9 @@ import msgspec
 
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, WireError
-from objectcache_schemas.messages import Done, LeaseTarget, TargetLeased
-from objectcache_schemas.target_messages import DeliveryFailure, LayersReady
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.leases import LeaseTarget, TargetLeased
+from objectcache_schemas.messages.sessions import DeliveryFailure, LayersReady
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.deliveries.fill_fabric_target import serve_fabric_lease

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from objectcache_schemas.descriptor import Descriptor, OnMissing
 from objectcache_schemas.errors import InvalidRequest, NotFound
-from objectcache_schemas.messages import KvGet
+from objectcache_schemas.messages.kv import KvGet
 from objectcache_schemas.records import ObjectInfo
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.scheduling.windows.find_windows import Window

@@ -13,15 +13,11 @@ import time
 import msgspec
 
 from objectcache_runtime.logs import log_fields
+from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, WireError
-from objectcache_schemas.messages import (
-    DeliveryAccepted,
-    DeliveryEnded,
-    DeliveryPath,
-    KvGet,
-)
-from objectcache_schemas.target_messages import GetBegun, GetEnded, GetPrefix
+from objectcache_schemas.messages.kv import DeliveryAccepted, DeliveryEnded, KvGet
+from objectcache_schemas.messages.sessions import GetBegun, GetEnded, GetPrefix
 from objectcache_storage_server.conversations.conversation import Asker
 from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.conversations.sockets import ConnectionEnded

@@ -9,8 +9,8 @@ from functools import partial
 
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
-from objectcache_schemas.messages import DeliveryEnded, KvGet, ReadPass
-from objectcache_schemas.target_messages import PassGiven
+from objectcache_schemas.messages.kv import DeliveryEnded, KvGet, ReadPass
+from objectcache_schemas.messages.sessions import PassGiven
 from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.conversations.conversation import Asker
 from objectcache_storage_server.conversations.sessions import Session

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from objectcache_schemas.compute_windows import is_computed
-from objectcache_schemas.messages import WindowSource
-from objectcache_schemas.target_messages import LayersConsumed
+from objectcache_schemas.compute_windows import WindowSource, is_computed
+from objectcache_schemas.messages.sessions import LayersConsumed
 from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
 from objectcache_storage_server.deliveries.running_delivery import RunningDelivery

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import NotFound, PreconditionFailed, Unsupported
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, MIB
+from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.records import (
     BucketConfiguration,
     BucketInfo,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from objectcache_runtime.metric_cells import SHORT_SECONDS, Cells, Counts, Histogram
+from objectcache_runtime.metrics.metric_cells import SHORT_SECONDS, Cells, Counts, Histogram
 from objectcache_storage_server.engines.base import Engine
 
 P = ParamSpec("P")

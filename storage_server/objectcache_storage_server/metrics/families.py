@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
-from objectcache_runtime.metric_cells import Counts
-from objectcache_runtime.metric_families import (
+from objectcache_runtime.metrics.metric_cells import Counts
+from objectcache_runtime.metrics.metric_families import (
     Labelled,
     MetricsPage,
     alone,
@@ -18,7 +18,7 @@ from objectcache_runtime.metric_families import (
     gauge,
     histogram,
 )
-from objectcache_schemas.messages import GetUsage
+from objectcache_schemas.messages.quotas import GetUsage
 from objectcache_storage_server.deliveries.delivery import Delivery
 from objectcache_storage_server.metrics.engine_families import (
     engine_call_families,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from objectcache_runtime.metric_cells import RATIOS, BoundedNames, Cells, Counts, Histogram
+from objectcache_runtime.metrics.metric_cells import RATIOS, BoundedNames, Cells, Counts, Histogram
 from objectcache_storage_server.metrics.engine_times import EngineTimes
 from objectcache_storage_server.tracing.recorder import PHASES, DeliveryRecorder
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from objectcache_schemas.accounts import (
+from objectcache_schemas.errors import NotFound
+from objectcache_schemas.operators.account_changes import (
     AccountsChanged,
     AccountsExported,
     ChangeAccounts,
@@ -15,7 +16,6 @@ from objectcache_schemas.accounts import (
     ImportAccounts,
     WatchDirectory,
 )
-from objectcache_schemas.errors import NotFound
 from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S, Known
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.service import Service

@@ -20,7 +20,11 @@ from objectcache_runtime.durable_names import flush_directory
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN
-from objectcache_schemas.schedule import ScheduleChanges, ScheduleConfiguration, TenantShare
+from objectcache_schemas.operators.schedule import (
+    ScheduleChanges,
+    ScheduleConfiguration,
+    TenantShare,
+)
 from objectcache_storage_server.engines.system_errors import as_our_error, translated
 
 FILE_MODE = 0o600

@@ -9,8 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from objectcache_schemas.engine_status import CheckEnded, CheckEngine, CheckProgress, CheckReport
 from objectcache_schemas.errors import Unavailable
+from objectcache_schemas.operators.engine_status import (
+    CheckEnded,
+    CheckEngine,
+    CheckProgress,
+    CheckReport,
+)
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded
 from objectcache_storage_server.service import Service

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from objectcache_schemas.schedule import (
+from objectcache_schemas.operators.schedule import (
     ScheduleChanges,
     ScheduleConfiguration,
     ScheduledDelivery,

@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from objectcache_schemas.messages import CheckPut, Done, RequestsTaken, TakeRequests
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.quotas import CheckPut, RequestsTaken, TakeRequests
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.accounts.stored_ledger import Reservation
 from objectcache_storage_server.service import Service

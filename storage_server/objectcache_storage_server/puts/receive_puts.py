@@ -10,16 +10,9 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarge
 from objectcache_schemas.errors import Busy, InvalidRequest, ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import (
-    CommitPut,
-    Done,
-    KvPut,
-    KvStored,
-    PutObject,
-    PutPart,
-    SendData,
-    Stored,
-)
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.kv import KvPut, KvStored
+from objectcache_schemas.messages.writes import CommitPut, PutObject, PutPart, SendData, Stored
 from objectcache_schemas.records import Condition
 from objectcache_storage_server.admission.client_pace import ClientPace
 from objectcache_storage_server.conversations.conversation import Conversation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from objectcache_schemas.frames import MESSAGE_BYTES_MAX
-from objectcache_schemas.messages import Buckets, ListBuckets
+from objectcache_schemas.messages.buckets import Buckets, ListBuckets
+from objectcache_schemas.messages.frames import MESSAGE_BYTES_MAX
 from objectcache_schemas.records import BucketConfiguration, BucketInfo
 from objectcache_storage_server.engines.base import BUCKET_PAGE, Engine
 

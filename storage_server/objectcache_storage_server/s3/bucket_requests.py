@@ -10,19 +10,18 @@ import msgspec
 
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest, NotFound
-from objectcache_schemas.messages import (
+from objectcache_schemas.messages.buckets import (
     Bucket,
     ConfigureBucket,
     CreateBucket,
     DeleteBucket,
-    Done,
     GetBucket,
-    GetUsage,
     ListBuckets,
     SetLayout,
     SetPolicy,
-    Usage,
 )
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.quotas import GetUsage, Usage
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Quota
 from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S
 from objectcache_storage_server.conversations.conversation import Conversation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from objectcache_schemas.errors import NotFound
-from objectcache_schemas.messages import BucketUsage, GetUsage
+from objectcache_schemas.messages.quotas import BucketUsage, GetUsage
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.engines.base import Engine
 

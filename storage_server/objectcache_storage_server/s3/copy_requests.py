@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages import CompleteUpload, CopyObject, CopyPart, Stored
+from objectcache_schemas.messages.uploads import CompleteUpload
+from objectcache_schemas.messages.writes import CopyObject, CopyPart, Stored
 from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.accounts.in_flight import Flight
 from objectcache_storage_server.accounts.stored_ledger import Reservation

@@ -11,7 +11,7 @@ import msgspec
 
 from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
 from objectcache_schemas.limits import MIB
-from objectcache_schemas.messages import CompleteUpload
+from objectcache_schemas.messages.uploads import CompleteUpload
 from objectcache_schemas.records import ObjectAttributes, ObjectInfo
 from objectcache_storage_server.engines.base import (
     CHECKSUM_BLOCK_BYTES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from objectcache_schemas.messages import Listing, ListObjects
+from objectcache_schemas.messages.reads import Listing, ListObjects
 from objectcache_schemas.records import ObjectInfo
 
 # scan(prefix, start_after, limit): objects with a key greater than start_after, in key order

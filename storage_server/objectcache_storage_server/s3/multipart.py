@@ -12,14 +12,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from objectcache_schemas.errors import InvalidRequest, NotFound
-from objectcache_schemas.messages import (
-    CopyPart,
-    ListObjects,
-    ListParts,
-    ListUploads,
-    Parts,
-    Uploads,
-)
+from objectcache_schemas.messages.reads import ListObjects
+from objectcache_schemas.messages.uploads import ListParts, ListUploads, Parts, Uploads
+from objectcache_schemas.messages.writes import CopyPart
 from objectcache_schemas.records import (
     BucketInfo,
     ObjectAttributes,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 
+from objectcache_schemas.compute_windows import WindowSource
+from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.messages import DeliveryPath, ObjectOpened, OpenObject, WindowSource
+from objectcache_schemas.messages.reads import ObjectOpened, OpenObject
 from objectcache_storage_server.deliveries.delivery_records import recorded
 from objectcache_storage_server.deliveries.running_delivery import TCP
 from objectcache_storage_server.service import Service

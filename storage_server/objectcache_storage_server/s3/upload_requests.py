@@ -7,10 +7,10 @@ from __future__ import annotations
 import msgspec
 
 from objectcache_schemas.errors import NotFound
-from objectcache_schemas.messages import (
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.uploads import (
     AbortUpload,
     CreateUpload,
-    Done,
     ListParts,
     ListUploads,
     Upload,

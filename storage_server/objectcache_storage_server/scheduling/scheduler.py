@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from typing import Generic
 
-from objectcache_schemas.schedule import ScheduleConfiguration
+from objectcache_schemas.operators.schedule import ScheduleConfiguration
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.delivery_flow import Flow, JobT
 from objectcache_storage_server.scheduling.lanes.fair_lane import MOVED_MAX, FairLane, Lane

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.schedule import (
+from objectcache_schemas.operators.schedule import (
     EVERY_EPOCH,
     PolicyName,
     RatesName,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN
-from objectcache_schemas.schedule import TenantShare
+from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_storage_server.simulation.arrivals import tenant_name
 
 SHARES_MAX = 64  # a column each

@@ -21,7 +21,7 @@ from objectcache_runtime.span_export import (
     open_provider,
     parent_context,
 )
-from objectcache_schemas.traces import DeliveryTrace, LayerTrace
+from objectcache_schemas.operators.traces import DeliveryTrace, LayerTrace
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
 if TYPE_CHECKING:

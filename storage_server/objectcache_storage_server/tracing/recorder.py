@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import NamedTuple
 
-from objectcache_runtime.metric_cells import Histogram
+from objectcache_runtime.metrics.metric_cells import Histogram
+from objectcache_schemas.compute_windows import WindowSource
 from objectcache_schemas.errors import WireError
-from objectcache_schemas.messages import WindowSource
-from objectcache_schemas.traces import DeliveryTrace, LayerTrace, TracePhase
+from objectcache_schemas.operators.traces import DeliveryTrace, LayerTrace, TracePhase
 
 _CONTROL_PLANE, _QUEUE, _STORAGE, _NETWORK = range(4)
 _NOT_YET = math.nan

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from objectcache_schemas.errors import NotFound
-from objectcache_schemas.traces import DeliveryTrace, GetTraces, Traces
+from objectcache_schemas.operators.traces import DeliveryTrace, GetTraces, Traces
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
 TRACES_LISTED_MAX = 1000  # in one reply

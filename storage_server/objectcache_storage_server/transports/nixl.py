@@ -28,7 +28,7 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     Unavailable,
 )
-from objectcache_schemas.target_messages import LayersReady, NixlNames
+from objectcache_schemas.messages.sessions import LayersReady, NixlNames
 from objectcache_storage_server.transports.fabric import (
     Fabric,
     FabricPeer,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.target_messages import DeliveryFailure, LayersReady
+from objectcache_schemas.messages.sessions import DeliveryFailure, LayersReady
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.targets import Lease
 

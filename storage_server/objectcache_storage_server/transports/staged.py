@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.target_messages import DeliveryFailure
+from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.fabric import StagingMemory

@@ -14,8 +14,8 @@ from objectcache.sessions.fabric_session import DeviceMemory
 from objectcache_fabrics.pyverbs_binding import load_pyverbs
 from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.message import Message
-from objectcache_schemas.target_messages import LayersReady, ReturnCredits
+from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.sessions import LayersReady, ReturnCredits
 from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
 from objectcache_storage_server.transports.verbs.fabric import VerbsFabric
 from objectcache_storage_server.transports.verbs.peer import VerbsPeer

@@ -11,7 +11,7 @@ import pytest
 
 from objectcache_schemas.descriptor import DeliveryMode, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_schemas.target_messages import DeliveryFailure
+from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine

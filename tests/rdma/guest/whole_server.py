@@ -14,7 +14,7 @@ import numpy as np
 from objectcache import Client, KvLayout
 from objectcache.kv_bucket import KvBucket
 from objectcache.sessions.fabric_joining import FabricSettings
-from objectcache_schemas.messages import GetMetrics, Metrics
+from objectcache_schemas.operators.server_state import GetMetrics, Metrics
 from tests import servers
 from tests.servers import RunningServer, running_server
 from tests.storage_client import StorageClient

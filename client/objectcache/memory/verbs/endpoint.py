@@ -19,8 +19,8 @@ from objectcache_fabrics.verbs_address import VerbsAddress
 from objectcache_fabrics.verbs_device import VerbsDevice, VerbsRegion
 from objectcache_fabrics.verbs_queue_pair import Completion, QueuePair
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_schemas.message import Message
-from objectcache_schemas.target_messages import LayersReady, RegisterRemoteTarget, ReturnCredits
+from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.sessions import LayersReady, RegisterRemoteTarget, ReturnCredits
 
 RECEIVES = 128  # announcements that may be on their way; later watermarks wait and replace others
 TAKEN_TOLD_AFTER = RECEIVES // 2  # each time is a message

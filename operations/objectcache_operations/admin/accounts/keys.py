@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
     from rich.table import Table
 
-    from objectcache_schemas.admin_api import KeyChange, KeyView
+    from objectcache_schemas.operators.admin_api import KeyChange, KeyView
 
 key_app = typer.Typer(help="Key pairs of users.", no_args_is_help=True)
 
@@ -50,8 +50,8 @@ def add_key(
     """Add a key pair of a user and print it. The secret is shown once."""
     from objectcache_operations.admin.accounts.grants import grant_of
     from objectcache_runtime.amounts import parse_lifetime_s
-    from objectcache_schemas.admin_api import NewKey, NewKeyPair
     from objectcache_schemas.errors import InvalidRequest
+    from objectcache_schemas.operators.admin_api import NewKey, NewKeyPair
 
     with errors_end_the_command():
         try:
@@ -129,7 +129,7 @@ def rotate_key(
     from objectcache_operations.admin.api_client import path_of
     from objectcache_operations.admin.tables import date_text
     from objectcache_runtime.amounts import parse_lifetime_s
-    from objectcache_schemas.admin_api import RotatedKey, Rotation
+    from objectcache_schemas.operators.admin_api import RotatedKey, Rotation
 
     with errors_end_the_command():
         rotation = Rotation(
@@ -166,7 +166,7 @@ def remove_key(server: Server, access_key: AccessKeyName) -> None:
 @on_server
 def disable_key(server: Server, access_key: AccessKeyName) -> None:
     """Refuse what is signed with a key, until it is enabled again."""
-    from objectcache_schemas.admin_api import KeyChange
+    from objectcache_schemas.operators.admin_api import KeyChange
 
     _change(server, access_key, KeyChange(enabled=False))
 
@@ -175,14 +175,14 @@ def disable_key(server: Server, access_key: AccessKeyName) -> None:
 @on_server
 def enable_key(server: Server, access_key: AccessKeyName) -> None:
     """Take what is signed with a key again."""
-    from objectcache_schemas.admin_api import KeyChange
+    from objectcache_schemas.operators.admin_api import KeyChange
 
     _change(server, access_key, KeyChange(enabled=True))
 
 
 def _change(server: Server, access_key: str, change: KeyChange) -> None:
     from objectcache_operations.admin.api_client import path_of
-    from objectcache_schemas.admin_api import KeyView
+    from objectcache_schemas.operators.admin_api import KeyView
 
     with server.connect() as client:
         key = client.send("PATCH", path_of("keys", access_key), change, KeyView)

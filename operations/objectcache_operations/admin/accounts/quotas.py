@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from objectcache_runtime.amounts import NONE, parse_size_bytes, size_text
-from objectcache_schemas.admin_api import AMOUNT_MAX, QuotaChange
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.operators.admin_api import AMOUNT_MAX, QuotaChange
 from objectcache_schemas.records import Quota
 
 REQUESTS_PER_S_MAX = 1e9

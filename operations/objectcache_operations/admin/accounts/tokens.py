@@ -37,8 +37,8 @@ def create_token(
 ) -> None:
     """Create a token and print it. It is shown once."""
     from objectcache_runtime.amounts import parse_lifetime_s
-    from objectcache_schemas.admin_api import NewToken, NewTokenReply
     from objectcache_schemas.errors import InvalidRequest
+    from objectcache_schemas.operators.admin_api import NewToken, NewTokenReply
 
     with errors_end_the_command():
         lifetime_s = parse_lifetime_s(expires)
@@ -56,7 +56,7 @@ def create_token(
 def list_tokens(server: Server) -> None:
     """List tokens."""
     from objectcache_operations.admin.tables import date_text, table_of
-    from objectcache_schemas.admin_api import TokenList
+    from objectcache_schemas.operators.admin_api import TokenList
 
     with server.connect() as client:
         found = client.get("/v1/tokens", TokenList)

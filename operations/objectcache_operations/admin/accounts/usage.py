@@ -13,7 +13,7 @@ def usage(server: Server, user: UserOption = None, bucket: BucketOption = None) 
 
     from objectcache_operations.admin.accounts.quotas import counted_text, used_text
     from objectcache_operations.admin.tables import table_of
-    from objectcache_schemas.admin_api import UsageReply
+    from objectcache_schemas.operators.admin_api import UsageReply
 
     with server.connect() as client:
         found = client.get("/v1/usage", UsageReply, user=user, bucket=bucket)

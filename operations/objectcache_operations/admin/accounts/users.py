@@ -18,7 +18,7 @@ from objectcache_operations.admin.name_arguments import BucketName, UserName
 
 if TYPE_CHECKING:
     from objectcache_schemas.accounts import Grant
-    from objectcache_schemas.admin_api import GrantList, NewKeyPair, NewUser, UserView
+    from objectcache_schemas.operators.admin_api import GrantList, NewKeyPair, NewUser, UserView
 
 user_app = typer.Typer(help="Users: the owners of buckets.", no_args_is_help=True)
 grant_app = typer.Typer(help="Access of users to others' buckets.", no_args_is_help=True)
@@ -52,7 +52,7 @@ def add_user(
 ) -> None:
     """Add a user and print its key pair. The secret is shown once."""
     from objectcache_operations.admin.accounts.grants import grant_of
-    from objectcache_schemas.admin_api import NewUserReply
+    from objectcache_schemas.operators.admin_api import NewUserReply
 
     with errors_end_the_command():
         new = _new_user(
@@ -101,7 +101,7 @@ def show_user(server: Server, name: UserName) -> None:
     """Show a user with its grants, quota and keys."""
     from objectcache_operations.admin.api_client import path_of
     from objectcache_operations.admin.pages import every_key
-    from objectcache_schemas.admin_api import UserView
+    from objectcache_schemas.operators.admin_api import UserView
 
     with server.connect() as client:
         user = client.get(path_of("users", name), UserView)
@@ -160,7 +160,7 @@ def enable_user(server: Server, name: UserName) -> None:
 
 def _enable(server: Server, name: str, *, enabled: bool) -> None:
     from objectcache_operations.admin.api_client import path_of
-    from objectcache_schemas.admin_api import UserChange, UserView
+    from objectcache_schemas.operators.admin_api import UserChange, UserView
 
     with server.connect() as client:
         change = UserChange(enabled=enabled)
@@ -178,8 +178,8 @@ def _new_user(
     secret_key: str | None,
 ) -> NewUser:
     """The request, refused here as the server would refuse it."""
-    from objectcache_schemas.admin_api import NewUser
     from objectcache_schemas.errors import InvalidRequest
+    from objectcache_schemas.operators.admin_api import NewUser
 
     try:
         return NewUser(
@@ -211,7 +211,7 @@ def add_grant(
     """Give a user access to a bucket; * is every bucket."""
     from objectcache_operations.admin.accounts.grants import access_of
     from objectcache_operations.admin.api_client import path_of
-    from objectcache_schemas.admin_api import GrantList, NewGrant
+    from objectcache_schemas.operators.admin_api import GrantList, NewGrant
 
     with errors_end_the_command():
         new = NewGrant(bucket=bucket, prefix=prefix, access=access_of(access))
@@ -234,7 +234,7 @@ def remove_grant(
     """Take a user's access to a bucket away."""
     from objectcache_operations.admin.accounts.grants import access_of
     from objectcache_operations.admin.api_client import path_of
-    from objectcache_schemas.admin_api import GrantList
+    from objectcache_schemas.operators.admin_api import GrantList
 
     with errors_end_the_command():
         which = access_of([access])[0].value if access else ""
@@ -250,7 +250,7 @@ def remove_grant(
 def list_grants(server: Server, name: UserName) -> None:
     """List a user's grants."""
     from objectcache_operations.admin.api_client import path_of
-    from objectcache_schemas.admin_api import GrantList
+    from objectcache_schemas.operators.admin_api import GrantList
 
     with server.connect() as client:
         reply = client.get(path_of("users", name, "grants"), GrantList)

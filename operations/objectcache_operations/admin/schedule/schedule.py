@@ -19,7 +19,7 @@ from objectcache_operations.admin.command import (
 )
 
 if TYPE_CHECKING:
-    from objectcache_schemas.schedule import ScheduleChanges, ScheduleState
+    from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState
 
 SCHEDULE = "/v1/schedule"
 
@@ -38,7 +38,7 @@ def show(
 ) -> None:
     """Show the schedule in force, the rate, and the deliveries under way."""
     from objectcache_operations.admin.schedule.schedule_view import schedule_view
-    from objectcache_schemas.schedule import ScheduleState
+    from objectcache_schemas.operators.schedule import ScheduleState
 
     with server.connect() as client:
         state = client.get(SCHEDULE, ScheduleState)
@@ -56,7 +56,7 @@ def set_cap(
 ) -> None:
     """Bound the rate of all deliveries together, such as 50Gbps or 6GB/s."""
     from objectcache_operations.admin.schedule.schedule_flags import cap_gbps_of
-    from objectcache_schemas.schedule import ScheduleChanges
+    from objectcache_schemas.operators.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(cap_gbps=cap_gbps_of(cap))
@@ -71,7 +71,7 @@ def set_policy(
 ) -> None:
     """Choose how layerwise deliveries share the link, such as stall_dynamic or equal."""
     from objectcache_operations.admin.schedule.schedule_flags import policy_of
-    from objectcache_schemas.schedule import ScheduleChanges
+    from objectcache_schemas.operators.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(policy=policy_of(name))
@@ -86,7 +86,7 @@ def set_margin(
 ) -> None:
     """Choose what calibrated_stall_opt adds to a delivery's rate, such as 5Gbps."""
     from objectcache_operations.admin.schedule.schedule_flags import rate_gbps_of
-    from objectcache_schemas.schedule import ScheduleChanges
+    from objectcache_schemas.operators.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(margin_gbps=rate_gbps_of(margin))
@@ -101,7 +101,7 @@ def set_epoch(
 ) -> None:
     """Choose the time between two divisions by policies that assign rates, such as 10ms."""
     from objectcache_operations.admin.schedule.schedule_flags import epoch_s_of
-    from objectcache_schemas.schedule import ScheduleChanges
+    from objectcache_schemas.operators.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(epoch_s=epoch_s_of(epoch))
@@ -116,7 +116,7 @@ def set_rates(
 ) -> None:
     """Choose how long an assigned rate holds: worked out every epoch, or for a delivery's life."""
     from objectcache_operations.admin.schedule.schedule_flags import rates_of
-    from objectcache_schemas.schedule import ScheduleChanges
+    from objectcache_schemas.operators.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(rates=rates_of(hold))
@@ -131,7 +131,7 @@ def set_threshold(
 ) -> None:
     """Choose the payload from which delivery: auto is layerwise, such as 512MiB."""
     from objectcache_operations.admin.schedule.schedule_flags import threshold_bytes_of
-    from objectcache_schemas.schedule import ScheduleChanges
+    from objectcache_schemas.operators.schedule import ScheduleChanges
 
     with errors_end_the_command():
         changes = ScheduleChanges(layerwise_threshold_bytes=threshold_bytes_of(threshold))
@@ -162,8 +162,8 @@ def tenant(
         changed_share,
         share_changes_of,
     )
-    from objectcache_schemas.admin_api import ScheduleChange
-    from objectcache_schemas.schedule import ScheduleChanges, ScheduleState
+    from objectcache_schemas.operators.admin_api import ScheduleChange
+    from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState
 
     with errors_end_the_command():
         given = share_changes_of(TenantFlags(weight, cap, deliveries_max))
@@ -187,14 +187,14 @@ def reset(
     server: Server,
 ) -> None:
     """Forget all changes, the tenants' shares too: the settings hold again."""
-    from objectcache_schemas.schedule import ScheduleChanges
+    from objectcache_schemas.operators.schedule import ScheduleChanges
 
     _change(server, ScheduleChanges(), reset=True)
 
 
 def _change(server: Server, changes: ScheduleChanges, reset: bool = False) -> None:
-    from objectcache_schemas.admin_api import ScheduleChange
-    from objectcache_schemas.schedule import ScheduleState
+    from objectcache_schemas.operators.admin_api import ScheduleChange
+    from objectcache_schemas.operators.schedule import ScheduleState
 
     with server.connect() as client:
         change = ScheduleChange(changes=changes, reset=reset)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from objectcache_operations.admin.printable import printable, window_source_text
 from objectcache_runtime.amounts import NONE, duration_text, gbps_text, share_text, size_text
-from objectcache_schemas.schedule import (
+from objectcache_schemas.operators.schedule import (
     ScheduleConfiguration,
     ScheduledDelivery,
     ScheduleState,

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from objectcache_runtime.amounts import rate_text, share_text, size_text
-from objectcache_schemas.engine_status import EngineStatus, ExtentClass
+from objectcache_schemas.operators.engine_status import EngineStatus, ExtentClass
 
 EXTENT_ROWS_MAX = 6  # the extents left over by puts may have any number of slots up to 256
 BAR_CELLS = 12

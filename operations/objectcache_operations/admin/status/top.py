@@ -20,7 +20,7 @@ from objectcache_operations.admin.command import (
 
 if TYPE_CHECKING:
     from objectcache_operations.admin.api_client import ApiClient
-    from objectcache_schemas.admin_api import DeliveriesReply
+    from objectcache_schemas.operators.admin_api import DeliveriesReply
 
     Looks: TypeAlias = Iterator[tuple[DeliveriesReply, DeliveriesReply]]
 
@@ -53,7 +53,7 @@ def top(
 
 
 def _look(client: ApiClient) -> DeliveriesReply:
-    from objectcache_schemas.admin_api import DeliveriesReply
+    from objectcache_schemas.operators.admin_api import DeliveriesReply
 
     return client.get("/v1/deliveries", DeliveriesReply)
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from objectcache_operations.admin.tables import table_of
 from objectcache_runtime.amounts import duration_text, rate_text, share_text, size_text
-from objectcache_schemas.admin_api import DeliveriesReply
+from objectcache_schemas.operators.admin_api import DeliveriesReply
 
 ROWS_MAX = 100
 COLUMNS = ("delivery", "tenant", "sent", "of", "rate", "assigned", "layer", "consumed", "age")

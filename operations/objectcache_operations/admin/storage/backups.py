@@ -13,7 +13,7 @@ from objectcache_operations.admin.command import Server, errors_end_the_command,
 from objectcache_operations.console.failing import fail
 
 if TYPE_CHECKING:
-    from objectcache_schemas.admin_api import Backup
+    from objectcache_schemas.operators.admin_api import Backup
 
 BACKUP_BYTES_MAX = 64 << 20
 PASSPHRASE_BYTES_MAX = 4096
@@ -35,7 +35,7 @@ def backup(server: Server, file: BackupFile, passphrase_file: PassphraseFile = N
     """
     import msgspec
 
-    from objectcache_schemas.admin_api import Backup, BackupRequest
+    from objectcache_schemas.operators.admin_api import Backup, BackupRequest
 
     passphrase = _passphrase(passphrase_file, confirm=True)
     with server.connect() as client:
@@ -59,7 +59,7 @@ def restore(
     ] = False,
 ) -> None:
     """Bring back what `backup` wrote. Refused where it would replace something."""
-    from objectcache_schemas.admin_api import RestoreReply, RestoreRequest
+    from objectcache_schemas.operators.admin_api import RestoreReply, RestoreRequest
 
     with errors_end_the_command():
         read = read_backup(file)
@@ -80,8 +80,8 @@ def read_backup(file: Path) -> Backup:
     """The backup in a file; raises `InvalidRequest` naming the file."""
     import msgspec
 
-    from objectcache_schemas.admin_api import Backup
     from objectcache_schemas.errors import InvalidRequest
+    from objectcache_schemas.operators.admin_api import Backup
 
     try:
         with file.open("rb") as stream:
@@ -94,7 +94,7 @@ def read_backup(file: Path) -> Backup:
 
 
 def _passphrase(file: str | None, *, confirm: bool) -> str:
-    from objectcache_schemas.admin_api import PASSPHRASE_CHARS_MIN
+    from objectcache_schemas.operators.admin_api import PASSPHRASE_CHARS_MIN
 
     if file is None:
         if not sys.stdin.isatty():

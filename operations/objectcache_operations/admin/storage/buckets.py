@@ -24,8 +24,8 @@ from objectcache_operations.admin.command import (
 from objectcache_operations.admin.name_arguments import BucketName, UserOption
 
 if TYPE_CHECKING:
-    from objectcache_schemas.admin_api import BucketView
     from objectcache_schemas.layout import KvLayout
+    from objectcache_schemas.operators.admin_api import BucketView
     from objectcache_schemas.records import EtagMode
 
 bucket_app = typer.Typer(help="Buckets, and what is chosen for them.", no_args_is_help=True)
@@ -74,7 +74,7 @@ def layout_text(layout: KvLayout | None) -> str:
 def show_bucket(server: Server, name: BucketName) -> None:
     """Show a bucket: owner, layout, use, policy, quota, lifecycle."""
     from objectcache_operations.admin.api_client import path_of
-    from objectcache_schemas.admin_api import BucketView
+    from objectcache_schemas.operators.admin_api import BucketView
 
     with server.connect() as client:
         bucket = client.get(path_of("buckets", name), BucketView)
@@ -126,7 +126,7 @@ def create_bucket(
     ] = "md5",
 ) -> None:
     """Make a bucket for a user, with a KV layout where one is given."""
-    from objectcache_schemas.admin_api import BucketView, NewBucket
+    from objectcache_schemas.operators.admin_api import BucketView, NewBucket
 
     with errors_end_the_command():
         layout = layout_of(layers, chunk_tokens, slice_bytes, dtype, fingerprint)
@@ -199,7 +199,7 @@ def policy(
         policy_document,
         policy_lines,
     )
-    from objectcache_schemas.admin_api import BucketView, PolicyChange
+    from objectcache_schemas.operators.admin_api import BucketView, PolicyChange
     from objectcache_schemas.records import BucketPolicy
 
     with errors_end_the_command():
@@ -218,7 +218,7 @@ def policy(
 def etag(server: Server, name: BucketName, mode: EtagModeName) -> None:
     """Choose what the ETag of a put says: its MD5, or nothing, which saves hashing."""
     from objectcache_operations.admin.api_client import path_of
-    from objectcache_schemas.admin_api import ConfigurationChange
+    from objectcache_schemas.operators.admin_api import ConfigurationChange
     from objectcache_schemas.records import BucketConfiguration
 
     with errors_end_the_command():
@@ -276,7 +276,7 @@ def unpin(server: Server, bucket: BucketName, keys: Keys) -> None:
 
 def _pin(server: Server, bucket: str, keys: list[str], *, pinned: bool) -> None:
     from objectcache_operations.admin.api_client import path_of
-    from objectcache_schemas.admin_api import Pins, PinsReply
+    from objectcache_schemas.operators.admin_api import Pins, PinsReply
 
     with server.connect() as client:
         pins = Pins(keys=tuple(keys), pinned=pinned)

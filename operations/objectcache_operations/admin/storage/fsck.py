@@ -15,9 +15,9 @@ from rich.progress import (
 from objectcache_operations.admin.api_client import ApiClient
 from objectcache_operations.admin.printable import printable
 from objectcache_runtime.amounts import size_text
-from objectcache_schemas.admin_api import CheckChoice, CheckLine
-from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, WireError
+from objectcache_schemas.operators.admin_api import CheckChoice, CheckLine
+from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
 
 EXIT_CLEAN, EXIT_FINDINGS = 0, 1
 EXIT_INTERRUPTED = 130  # as a shell reports SIGINT

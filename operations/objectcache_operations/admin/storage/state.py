@@ -12,7 +12,7 @@ from objectcache_operations.console.failing import EXIT_WRONG_USE, fail
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from objectcache_schemas.admin_api import HealthReply, ProcessState
+    from objectcache_schemas.operators.admin_api import HealthReply, ProcessState
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -20,7 +20,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @on_server
 def health(server: Server) -> None:
     """Show the state of all processes. Exits 2 unless the server serves, and turns nobody away."""
-    from objectcache_schemas.admin_api import HealthReply
+    from objectcache_schemas.operators.admin_api import HealthReply
 
     with server.connect() as client:
         found = client.get("/v1/health", HealthReply)
@@ -70,7 +70,7 @@ def undrain(server: Server) -> None:
 
 
 def _drain(server: Server, *, draining: bool) -> None:
-    from objectcache_schemas.admin_api import DrainChange, HealthReply
+    from objectcache_schemas.operators.admin_api import DrainChange, HealthReply
 
     with server.connect() as client:
         found = client.send("PUT", "/v1/drain", DrainChange(draining=draining), HealthReply)
@@ -88,7 +88,7 @@ def log_level(
     """Change what processes log, until they end. Exits 2 where one could not be told."""
     import msgspec
 
-    from objectcache_schemas.admin_api import LogLevel, ProcessesReply
+    from objectcache_schemas.operators.admin_api import LogLevel, ProcessesReply
 
     try:
         change = msgspec.convert({"level": level, "process": process}, LogLevel)

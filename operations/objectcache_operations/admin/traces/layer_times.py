@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from objectcache_schemas.traces import LayerTrace
+from objectcache_schemas.operators.traces import LayerTrace
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from objectcache_operations.admin.command import PIPE_CELLS, Server, on_server, 
 from objectcache_operations.console.failing import fail
 
 if TYPE_CHECKING:
-    from objectcache_schemas.traces import DeliveryTrace
+    from objectcache_schemas.operators.traces import DeliveryTrace
 
 EXIT_UNKNOWN = 1  # no trace of the request is kept
 LISTED = 20
@@ -51,8 +51,8 @@ def trace(
 
 def _ask(server: Server, request_id: str | None, last: int) -> Sequence[DeliveryTrace]:
     from objectcache_operations.admin.api_client import path_of
-    from objectcache_schemas.admin_api import TracesReply
     from objectcache_schemas.errors import NotFound
+    from objectcache_schemas.operators.admin_api import TracesReply
 
     path = path_of("traces") if request_id is None else path_of("traces", request_id)
     with server.connect() as client:

@@ -20,7 +20,7 @@ from objectcache_laboratory.drawing.svg import (
 from objectcache_operations.admin.printable import printable
 from objectcache_operations.admin.traces.layer_times import LayerTimes, layer_times
 from objectcache_runtime.amounts import size_text
-from objectcache_schemas.traces import DeliveryTrace
+from objectcache_schemas.operators.traces import DeliveryTrace
 
 WIDTH, LEFT, RIGHT = 960, 104, 56
 TITLE_Y, SUBTITLE_Y, PHASES_Y, PHASES_HEIGHT, ROWS_Y = 32, 54, 70, 18, 132

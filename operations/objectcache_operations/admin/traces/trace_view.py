@@ -12,7 +12,7 @@ from rich.text import Text
 from objectcache_operations.admin.printable import printable, window_source_text
 from objectcache_operations.admin.traces.layer_times import LayerTimes, layer_times
 from objectcache_runtime.amounts import duration_text, rate_text, share_text, size_text
-from objectcache_schemas.traces import DeliveryTrace
+from objectcache_schemas.operators.traces import DeliveryTrace
 
 BAR_CELLS = 40
 NAME_CELLS = 13

@@ -27,9 +27,9 @@ from typing import TypeVar
 
 import msgspec
 
-from objectcache_schemas.engine_status import EngineStatus
 from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.operators.engine_status import EngineStatus
 from objectcache_schemas.records import (
     BucketConfiguration,
     BucketInfo,

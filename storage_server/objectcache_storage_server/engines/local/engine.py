@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache_runtime.settings import StorageSettings
-from objectcache_schemas.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
 from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.records import (
     BucketConfiguration,
     BucketInfo,

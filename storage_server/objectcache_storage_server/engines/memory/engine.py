@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from sortedcontainers import SortedDict
 
-from objectcache_schemas.engine_status import EngineStatus
 from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.operators.engine_status import EngineStatus
 from objectcache_schemas.records import (
     BucketConfiguration,
     BucketInfo,

@@ -11,10 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from objectcache_schemas.compute_windows import WHOLE_S, is_computed, is_no_copy
+from objectcache_schemas.compute_windows import WHOLE_S, WindowSource, is_computed, is_no_copy
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import NotFound
-from objectcache_schemas.messages import WindowSource
 from objectcache_storage_server.scheduling.windows.compute_profile import ComputeProfile
 from objectcache_storage_server.scheduling.windows.learn_windows import (
     DeliveryShape,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from objectcache_schemas.engine_status import CheckReport
 from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.limits import MIB
+from objectcache_schemas.operators.engine_status import CheckReport
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange, IndexView
 from objectcache_storage_server.engines.local.reads.verified_reads import LocalOpenObjects
 from objectcache_storage_server.engines.local.records import Version

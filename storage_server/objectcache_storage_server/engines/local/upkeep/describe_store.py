@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.engine_status import EngineStatus, ExtentClass, PathStatus
+from objectcache_schemas.operators.engine_status import EngineStatus, ExtentClass, PathStatus
 from objectcache_storage_server.engines.local.reads.device_sharing import Overlap
 from objectcache_storage_server.engines.local.volumes.volume import Path
 

@@ -1,0 +1,1 @@
+"""Routes of users, keys, tokens and usage."""

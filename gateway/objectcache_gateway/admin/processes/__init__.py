@@ -1,0 +1,1 @@
+"""Routes of the processes: health, metrics, the status page."""

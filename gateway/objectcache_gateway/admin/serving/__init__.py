@@ -1,0 +1,1 @@
+"""What every route of the admin API is served with."""

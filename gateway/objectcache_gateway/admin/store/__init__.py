@@ -1,0 +1,1 @@
+"""Routes of buckets, backups, the engine and the schedule."""

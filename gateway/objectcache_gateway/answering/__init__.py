@@ -1,0 +1,1 @@
+"""One request in hand: what it brings, and how it is answered."""

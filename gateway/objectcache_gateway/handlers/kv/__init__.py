@@ -1,0 +1,1 @@
+"""The extension: KV prefixes, layouts and sessions."""

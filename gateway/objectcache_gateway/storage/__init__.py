@@ -1,0 +1,1 @@
+"""The storage server as the gateway reaches it."""

@@ -1,0 +1,1 @@
+"""S3's XML, read and written. Pure."""

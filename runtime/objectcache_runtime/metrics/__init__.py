@@ -1,0 +1,1 @@
+"""The numbers of a process, and how Prometheus reads them."""

@@ -1,0 +1,1 @@
+"""How a process is reached: addresses, listening sockets, TLS."""

@@ -1,0 +1,93 @@
+"""Buckets: made, configured, listed and deleted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from objectcache_schemas.layout import KvLayout
+from objectcache_schemas.messages.message import Message
+from objectcache_schemas.records import (
+    BucketConfiguration,
+    BucketInfo,
+    BucketPolicy,
+)
+
+
+class SetPolicy(Message, frozen=True):
+    """Replace a bucket's policy. Reply: `Done`."""
+
+    bucket: str
+    policy: BucketPolicy
+
+
+class CreateBucket(Message, frozen=True):
+    """Create a bucket. Reply: `Done`; BucketAlreadyOwnedByYou or BucketAlreadyExists.
+
+    `Done` for a change of a bucket comes when every gateway that follows the accounts has heard of
+    it, or a second later.
+    """
+
+    name: str
+    owner: str
+    region: str
+    configuration: BucketConfiguration = BucketConfiguration()
+
+
+class GetBucket(Message, frozen=True):
+    """Look a bucket up. Reply: `Bucket`."""
+
+    name: str
+
+
+class Bucket(Message, frozen=True):
+    """Reply to `GetBucket`."""
+
+    info: BucketInfo
+
+
+class ConfigureBucket(Message, frozen=True):
+    """Replace a bucket's configuration. Reply: `Done`.
+
+    OperationAborted where another is in force than the one that the caller has seen: whoever
+    changes a part of it must not undo what others changed meanwhile.
+    """
+
+    name: str
+    configuration: BucketConfiguration
+    replaces: BucketConfiguration
+
+
+class DeleteBucket(Message, frozen=True):
+    """Delete an empty bucket. Reply: `Done`; BucketNotEmpty.
+
+    AccessDenied for a user where the bucket has a quota, which would go with it.
+    """
+
+    name: str
+    identity: str = ""  # who asks; empty is an operator
+
+
+class ListBuckets(Message, frozen=True):
+    """List buckets by name, those after `start_after`. Reply: `Buckets`."""
+
+    start_after: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 10_000
+    with_configuration: bool = False  # without, every bucket's is the default
+
+
+class Buckets(Message, frozen=True):
+    """Reply to `ListBuckets`, of as many as fit a message. `next_start_after` continues; None is
+    the end.
+    """
+
+    buckets: tuple[BucketInfo, ...]
+    next_start_after: str | None = None
+
+
+class SetLayout(Message, frozen=True):
+    """Give a bucket its KV layout; the same one again is a success. Reply: `Done`."""
+
+    bucket: str
+    layout: KvLayout
