@@ -20,7 +20,7 @@ from benchmarks.basis.measure import COPY_BYTES_PER_S_PER_THREAD, Row, Samples, 
 from benchmarks.basis.prefix import Geometry, check_layer, fill_chunks
 from benchmarks.deliveries.nixl_writer import READER, WRITER
 from objectcache import Client, FabricTarget, KvBucket
-from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent, library
+from objectcache_fabrics.nixl.agent import MemoryPiece, NixlAgent, library
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import GIB, MIB
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent, NixlTransfer
+from objectcache_fabrics.nixl.agent import MemoryPiece, NixlAgent, NixlTransfer
 
 WRITER, READER = "bench-writer", "bench-reader"
 

@@ -16,11 +16,11 @@ from objectcache.channel.connections import ConnectionPool
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.http_channel import HttpChannel
 from objectcache.channel.responses import SessionReply, parse_reply
+from objectcache.landing.fabric_regions import FabricRegion
 from objectcache.landing.held_targets import HeldTargets
 from objectcache.landing.target_pool import TargetPool
 from objectcache.learned_windows import LearnedWindows
 from objectcache.sessions.fabric_joining import FabricSettings, join_fabric
-from objectcache.sessions.fabric_session import FabricRegion
 from objectcache.sessions.session_keeper import SessionKeeper
 from objectcache.sessions.target_session import TargetSession
 from objectcache.thread_reserve import ThreadReserve

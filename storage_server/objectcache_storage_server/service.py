@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from objectcache_runtime.buffers import BufferPool
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import KIB
@@ -24,7 +25,6 @@ from objectcache_storage_server.accounts.in_flight import InFlight
 from objectcache_storage_server.accounts.quota_book import QuotaBook
 from objectcache_storage_server.accounts.request_tokens import RequestTokens
 from objectcache_storage_server.accounts.stored_ledger import StoredLedger
-from objectcache_storage_server.admission.buffers import BufferPool
 from objectcache_storage_server.admission.client_pace import SlowClients, watch
 from objectcache_storage_server.admission.entrance import Entrance, Gone, drained
 from objectcache_storage_server.admission.line_waits import LineWaits

@@ -18,13 +18,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from objectcache.memory.nixl_endpoint import NixlEndpoint
-from objectcache.sessions.fabric_session import DeviceMemory
+from objectcache_fabrics.nixl.endpoint import NixlEndpoint
+from objectcache_fabrics.nixl.fabric import NixlFabric
+from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_runtime.buffers import BufferPool, MemoryGrant
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
 from objectcache_schemas.messages.sessions import DeliveryFailure, LayersReady
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.admission.client_pace import ClientPace
 from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
@@ -35,9 +37,7 @@ from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport
-from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
 from objectcache_storage_server.transports.memory import MemoryTransport
-from objectcache_storage_server.transports.nixl import NixlFabric
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 from objectcache_storage_server.transports.staged import StagedTransport
 from objectcache_storage_server.transports.targets import (

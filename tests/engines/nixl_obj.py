@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_fabrics.nixl_agent import library
+from objectcache_fabrics.nixl.agent import library
 from tests.servers import RunningServer
 
 Bytes = npt.NDArray[np.uint8]

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
+from objectcache_fabrics.nixl.agent import MemoryPiece, NixlAgent
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError, WireError
 from objectcache_schemas.messages.kv import KvPut, KvStored

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from ipaddress import ip_address
 
-from objectcache_fabrics.neighbours import find_neighbour
-from objectcache_fabrics.routes import is_routed
+from objectcache_fabrics.verbs.neighbours import find_neighbour
+from objectcache_fabrics.verbs.next_hops import is_routed
 from objectcache_schemas.errors import Unavailable
 
 # Without accept_dad the interface's own address over IPv6, which asks for others, is there at once.

@@ -10,7 +10,7 @@ import pytest
 from objectcache.sessions.session_wire import SocketWire
 from objectcache.sessions.tags import Tags
 from objectcache.sessions.target_session import TargetSession
-from objectcache_fabrics.verbs_address import TAG_END, Announcement
+from objectcache_fabrics.verbs.address import TAG_END, Announcement
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.messages.sessions import LayersReady
 

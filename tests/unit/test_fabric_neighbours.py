@@ -14,8 +14,8 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from objectcache_fabrics import neighbours
-from objectcache_fabrics.routes import NextHop
+from objectcache_fabrics.verbs import neighbours
+from objectcache_fabrics.verbs.next_hops import NextHop
 from objectcache_schemas.errors import Unavailable
 
 ENTER = ("unshare", "--user", "--map-root-user", "--net")

@@ -6,7 +6,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from objectcache_fabrics.routes import is_routed, next_hop
+from objectcache_fabrics.verbs.next_hops import is_routed, next_hop
 
 LOOPBACK = IPv4Address("127.0.0.1")
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from objectcache_storage_server.transports.fabric import StagingMemory
+from objectcache_fabrics.staging_memory import StagingMemory
 
 BUFFER_BYTES = 4096
 

@@ -57,8 +57,8 @@ BY_ENTRY_POINT = {
         "objectcache_storage_server.engines.memory.engine",
         "objectcache_storage_server.simulation",
         "objectcache_storage_server.testing",
-        "objectcache_storage_server.transports.nixl",
-        "objectcache_storage_server.transports.verbs",
+        "objectcache_fabrics.nixl.fabric",
+        "objectcache_fabrics.verbs",
         "objectcache_storage_server.what_if",
     ),
     "objectcache_operations": (

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_runtime.buffers import BufferPool, MemoryGrant
 from objectcache_runtime.settings import SchedulerSettings, ServerSettings, Settings
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.messages.frames import encode_frame
 from objectcache_schemas.messages.reads import ObjectOpened, OpenObject, SendBody
-from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.admission.entrance import Gone
 from objectcache_storage_server.admission.memory_line import MemoryGrants, MemoryWish, SharedMemory
 from objectcache_storage_server.conversations.conversation import Conversation
@@ -23,7 +24,6 @@ from objectcache_storage_server.deliveries.body_gets import body_wish
 from objectcache_storage_server.deliveries.prefix_gets import serve_object
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.service import Service
-from objectcache_storage_server.transports.fabric import StagingMemory
 from tests.contract.engine_suite import put
 from tests.unit.test_service import BUCKET, DEADLINE_S, hosted
 

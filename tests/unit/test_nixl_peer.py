@@ -15,10 +15,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from objectcache.memory import nixl_endpoint
-from objectcache.memory.nixl_endpoint import NixlEndpoint
-from objectcache.sessions.fabric_session import DeviceMemory
-from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
+from objectcache_fabrics.nixl import endpoint as nixl_endpoint
+from objectcache_fabrics.nixl import fabric as nixl
+from objectcache_fabrics.nixl.agent import MemoryPiece, NixlAgent
+from objectcache_fabrics.nixl.endpoint import NixlEndpoint
+from objectcache_fabrics.nixl.fabric import METADATA_BYTES_MAX, NixlFabric, NixlPeer
+from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
+from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_schemas.errors import (
     DeliveryFailed,
     InvalidRequest,
@@ -26,9 +29,6 @@ from objectcache_schemas.errors import (
     Unavailable,
 )
 from objectcache_schemas.messages.sessions import LayersReady, RegisterRemoteTarget
-from objectcache_storage_server.transports import nixl
-from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
-from objectcache_storage_server.transports.nixl import METADATA_BYTES_MAX, NixlFabric, NixlPeer
 
 pytest.importorskip("nixl_cu12", reason="nixl-cu12 is not installed")
 
@@ -470,7 +470,7 @@ def test_an_answer_that_makes_no_sense_opens_nothing() -> None:
 def test_a_process_that_used_an_agent_ends_well() -> None:
     """The host's RDMA drivers and the wheel bring a netlink library each."""
     source = (
-        "from objectcache_fabrics.nixl_agent import NixlAgent\n"
+        "from objectcache_fabrics.nixl.agent import NixlAgent\n"
         "NixlAgent('alone', 'lo', '').close()\n"
     )
     done = subprocess.run([sys.executable, "-c", source], check=False, timeout=60)
@@ -483,7 +483,7 @@ def test_a_process_that_used_an_agent_ends_well() -> None:
 def test_ucx_logs_nothing_unless_its_settings_ask_for_it(ucx_settings: str, is_said: bool) -> None:
     """Its errors name addresses and keys of peers."""
     source = (
-        "from objectcache_fabrics.nixl_agent import NixlAgent\n"
+        "from objectcache_fabrics.nixl.agent import NixlAgent\n"
         f"NixlAgent('alone', 'lo', {ucx_settings!r})\n"
     )
     environment = {name: value for name, value in os.environ.items() if "UCX" not in name}

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectcache_runtime.buffers import BufferPool, MemoryGrant
 from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
@@ -30,7 +31,6 @@ from objectcache_schemas.messages.message import Message
 from objectcache_schemas.messages.uploads import CompleteUpload, CreateUpload, Upload
 from objectcache_schemas.messages.writes import PinObjects, PutObject, SendData
 from objectcache_schemas.records import BucketInfo, BucketPolicy, ObjectAttributes
-from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.admission.client_pace import ClientPace
 from objectcache_storage_server.connections.answer_at_once import answer
 from objectcache_storage_server.connections.server import StorageServer

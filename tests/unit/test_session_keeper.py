@@ -13,11 +13,9 @@ import pytest
 
 from objectcache import Client, FabricSettings, InvalidRequest
 from objectcache.channel.endpoint import Endpoint
-from objectcache.memory import nixl_endpoint
-from objectcache.memory.nixl_endpoint import NixlEndpoint
+from objectcache.landing.fabric_regions import FabricRegion
 from objectcache.sessions import session_keeper
 from objectcache.sessions.fabric_joining import join_fabric
-from objectcache.sessions.fabric_session import FabricRegion
 from objectcache.sessions.session_keeper import (
     PAUSE_MAX_S,
     PAUSE_MIN_S,
@@ -27,6 +25,8 @@ from objectcache.sessions.session_keeper import (
 )
 from objectcache.sessions.session_wire import SocketWire
 from objectcache.sessions.target_session import TargetSession
+from objectcache_fabrics.nixl import endpoint as nixl_endpoint
+from objectcache_fabrics.nixl.endpoint import NixlEndpoint
 from objectcache_schemas.errors import (
     AccessDenied,
     Busy,
@@ -150,8 +150,8 @@ def test_a_fabric_that_this_process_lacks_is_unsupported_and_no_server_is_asked(
         endpoint = Endpoint.parse("http://127.0.0.1:1")
         join_fabric(transport, endpoint, sign, None, 1.0, FabricSettings(verbs_device="none0"))
 
-    monkeypatch.setattr("objectcache_fabrics.nixl_agent.library", not_installed)
-    monkeypatch.setattr("objectcache.memory.verbs.endpoint.VerbsDevice", no_device)
+    monkeypatch.setattr("objectcache_fabrics.nixl.agent.library", not_installed)
+    monkeypatch.setattr("objectcache_fabrics.verbs.endpoint.VerbsDevice", no_device)
     with pytest.raises(Unsupported, match="NIXL is not installed"):
         joined("nixl")
     with pytest.raises(Unsupported, match="none0"):

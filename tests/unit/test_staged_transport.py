@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from objectcache_fabrics.registered_memory import RemoteMemory
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, InvalidRequest, ObjectCacheError
 from objectcache_schemas.messages.sessions import DeliveryFailure
-from objectcache_storage_server.admission.buffers import MemoryGrant
-from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
 from objectcache_storage_server.transports.staged import StagedTransport
 from objectcache_storage_server.transports.targets import (
     RemoteTargetMemory,

@@ -16,7 +16,7 @@ from objectcache_storage_server import __main__ as storage_main
 
 _REFUSED_METADATA = """
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_fabrics.nixl_agent import NixlAgent
+from objectcache_fabrics.nixl.agent import NixlAgent
 agent = NixlAgent("server", "lo", "")
 try:
     agent.add_peer(b"none")

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from objectcache_fabrics.peers import FabricPeer
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import AccessDenied, DeliveryFailed, WireError
 from objectcache_schemas.messages.frames import LENGTH, encode_frame
@@ -42,7 +43,6 @@ from objectcache_storage_server.conversations.sessions import (
 )
 from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.conversations.tickets import TicketBook
-from objectcache_storage_server.transports.fabric import FabricPeer
 from objectcache_storage_server.transports.fabrics import Fabrics
 from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry
 from tests.storage_client import sealed_memory_file

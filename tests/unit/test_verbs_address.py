@@ -7,13 +7,13 @@ import sys
 import msgspec
 import pytest
 
-from objectcache_fabrics.pyverbs_binding import load_pyverbs
-from objectcache_fabrics.verbs_address import (
+from objectcache_fabrics.verbs.address import (
     END_LAYER_MAX,
     RECEIVES_MAX,
     Announcement,
     VerbsAddress,
 )
+from objectcache_fabrics.verbs.pyverbs_binding import load_pyverbs
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.layout import NUM_LAYERS_MAX
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from objectcache.memory.verbs import endpoint as endpoint_module
-from objectcache.memory.verbs.endpoint import VerbsEndpoint
-from objectcache.sessions.fabric_session import DeviceMemory
+from objectcache_fabrics.registered_memory import DeviceMemory
+from objectcache_fabrics.verbs import endpoint as endpoint_module
+from objectcache_fabrics.verbs.endpoint import VerbsEndpoint
 from objectcache_schemas.errors import Unavailable
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from objectcache_fabrics.verbs_address import VerbsAddress
-from objectcache_storage_server.transports.fabric import StagingMemory
-from objectcache_storage_server.transports.verbs import fabric as fabric_module
-from objectcache_storage_server.transports.verbs.fabric import VerbsFabric
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_fabrics.verbs import fabric as fabric_module
+from objectcache_fabrics.verbs.address import VerbsAddress
+from objectcache_fabrics.verbs.fabric import VerbsFabric
 
 DEADLINE_S = 20.0
 IPV4 = bytes(10) + b"\xff\xff" + bytes([10, 77, 0, 1])

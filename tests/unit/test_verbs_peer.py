@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from objectcache_fabrics.verbs_address import VerbsAddress
-from objectcache_fabrics.verbs_queue_pair import Completion
+from objectcache_fabrics.registered_memory import RemoteMemory
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_fabrics.verbs import peer as peer_module
+from objectcache_fabrics.verbs.address import VerbsAddress
+from objectcache_fabrics.verbs.completion_thread import CompletionThread
+from objectcache_fabrics.verbs.peer import VerbsPeer
+from objectcache_fabrics.verbs.queue_pair import Completion
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
-from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
-from objectcache_storage_server.transports.verbs import peer as peer_module
-from objectcache_storage_server.transports.verbs.completion_thread import CompletionThread
-from objectcache_storage_server.transports.verbs.peer import VerbsPeer
 
 DEADLINE_S = 20.0
 BUFFER_BYTES, BUFFER_COUNT, DEPTH = 4096, 8, 4

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from objectcache_fabrics.verbs_address import Announcement
-from objectcache_fabrics.verbs_queue_pair import Segment
-from objectcache_schemas.errors import ObjectCacheError
-from objectcache_storage_server.transports.verbs.send_queue import (
+from objectcache_fabrics.verbs.address import Announcement
+from objectcache_fabrics.verbs.queue_pair import Segment
+from objectcache_fabrics.verbs.send_queue import (
     WAITING_MAX,
     Operation,
     SendQueue,
     Transfer,
     Work,
 )
+from objectcache_schemas.errors import ObjectCacheError
 
 
 def a_queue(

@@ -19,9 +19,11 @@ from websockets.sync.server import ServerConnection, serve
 
 from objectcache.channel.endpoint import Endpoint
 from objectcache.sessions import web_wire
-from objectcache.sessions.fabric_session import DeviceMemory, FabricEndpoint, FabricSession
+from objectcache.sessions.fabric_session import FabricSession
 from objectcache.sessions.target_session import TargetSession
 from objectcache.sessions.web_wire import WebWire
+from objectcache_fabrics.endpoints import FabricEndpoint
+from objectcache_fabrics.registered_memory import DeviceMemory
 from objectcache_schemas import headers
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.messages.message import Message

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
+from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
 from objectcache_schemas.descriptor import (
     DeliveryMode,
     DeliveryOutcome,

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.compare.clients.s3_bucket import REGION, S3Bucket, S3Server
 from benchmarks.compare.clients.store_client import Bytes, Prefix, StoreClient, all_at_once
 from benchmarks.compare.ways import Way, nixl_obj_way
-from objectcache_fabrics.nixl_agent import library
+from objectcache_fabrics.nixl.agent import library
 
 BUCKET = "compare-nixl"
 AGENT = "compare"

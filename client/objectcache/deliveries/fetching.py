@@ -21,12 +21,12 @@ from objectcache.deliveries.fetch_request import (
 )
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.deliveries.receivers import BodyReceiver, Receiver
+from objectcache.landing.fabric_regions import FabricRegion, GivenRegion, device_memory_of
 from objectcache.landing.memory_file import MemoryFile
 from objectcache.landing.refusals import may_fall_back, was_refused
 from objectcache.landing.regions import Landing, Region, SharedRegion, nothing
 from objectcache.landing.targets import FabricTarget, PlainTarget, SharedMemoryTarget
 from objectcache.payload import PayloadShape
-from objectcache.sessions.fabric_session import FabricRegion, GivenRegion, device_memory_of
 from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unavailable

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from objectcache.channel.responses import PutResult
 from objectcache.core import ClientCore, TransportChoice
+from objectcache.landing.fabric_regions import device_memory_of
 from objectcache.landing.refusals import may_fall_back
 from objectcache.puts.put_request import PutRequest
 from objectcache.puts.put_sinks import (
@@ -27,7 +28,6 @@ from objectcache.puts.registered_put import (
     held_run,
     put_registered,
 )
-from objectcache.sessions.fabric_session import device_memory_of
 from objectcache_schemas.errors import InvalidRequest, NotFound, Unavailable
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from objectcache.channel.endpoint import Endpoint
-from objectcache.memory.nixl_endpoint import NixlEndpoint
-from objectcache.sessions.fabric_session import FabricEndpoint, FabricSession
+from objectcache.sessions.fabric_session import FabricSession
 from objectcache.sessions.web_wire import WebWire
-from objectcache_fabrics import nixl_agent
+from objectcache_fabrics.endpoints import FabricEndpoint
+from objectcache_fabrics.nixl import agent as nixl_agent
+from objectcache_fabrics.nixl.endpoint import NixlEndpoint
 from objectcache_schemas.errors import InvalidRequest, Unavailable, Unsupported
 
 
@@ -60,7 +61,7 @@ def _endpoint(transport: str, settings: FabricSettings) -> FabricEndpoint:
         if transport == NixlEndpoint.name:
             nixl_agent.library()
             return NixlEndpoint(settings.nixl_devices, settings.nixl_ucx)
-        from objectcache.memory.verbs.endpoint import VerbsEndpoint
+        from objectcache_fabrics.verbs.endpoint import VerbsEndpoint
 
         return VerbsEndpoint(settings.verbs_device)
     except Unavailable as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from objectcache_fabrics.verbs_address import TAG_END
+from objectcache_fabrics.verbs.address import TAG_END
 from objectcache_schemas.errors import Unavailable
 
 

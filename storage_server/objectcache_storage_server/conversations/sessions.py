@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from objectcache_fabrics.peers import FabricPeer
+from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_runtime.fair_shares import FairShares
 from objectcache_runtime.message_pace import MessagePace
 from objectcache_runtime.settings import StorageSettings
@@ -50,7 +52,6 @@ from objectcache_storage_server.conversations.fabric_threads import FabricThread
 from objectcache_storage_server.conversations.read_passes import PassBook
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.conversations.tickets import TicketBook
-from objectcache_storage_server.transports.fabric import FabricPeer, RemoteMemory
 from objectcache_storage_server.transports.fabrics import NIXL, Fabrics
 from objectcache_storage_server.transports.targets import (
     RemoteTargetMemory,

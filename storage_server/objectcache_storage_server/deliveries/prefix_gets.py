@@ -6,13 +6,13 @@ import math
 import time
 from contextlib import ExitStack
 
+from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import InvalidRequest, NotFound
 from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.kv import KvGet
 from objectcache_schemas.messages.reads import ObjectOpened, OpenObject, SendBody
 from objectcache_storage_server.accounts.in_flight import Flight
-from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.conversations.conversation import Asker, Conversation
 from objectcache_storage_server.deliveries.body_gets import (
     body_wish,

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import Busy, DeliveryFailed
 from objectcache_schemas.messages.kv import DeliveryAccepted
-from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.admission.client_pace import ClientPace
 from objectcache_storage_server.admission.entrance import stopping
 from objectcache_storage_server.conversations.conversation import Asker

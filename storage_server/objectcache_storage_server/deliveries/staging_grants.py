@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from objectcache_storage_server.admission.buffers import MemoryGrant
+from objectcache_runtime.buffers import MemoryGrant
 from objectcache_storage_server.admission.memory_line import MemoryWish
 from objectcache_storage_server.conversations.conversation import Asker
 from objectcache_storage_server.service import Service

@@ -7,11 +7,11 @@ import time
 from contextlib import ExitStack
 from functools import partial
 
+from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_schemas.messages.kv import DeliveryEnded, KvGet, ReadPass
 from objectcache_schemas.messages.sessions import PassGiven
-from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.conversations.conversation import Asker
 from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.deliveries.delivery import DeliveryState

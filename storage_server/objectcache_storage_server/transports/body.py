@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from objectcache_runtime.buffers import BufferPool, MemoryGrant
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
-from objectcache_storage_server.admission.buffers import BufferPool, MemoryGrant
 from objectcache_storage_server.admission.client_pace import ClientPace
 from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder

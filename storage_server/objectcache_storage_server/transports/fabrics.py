@@ -7,12 +7,13 @@ import re
 import threading
 from pathlib import Path
 
+from objectcache_fabrics.peers import Fabric, FabricPeer
+from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable, Unsupported
 from objectcache_schemas.excerpt import excerpt
 from objectcache_schemas.limits import MIB
-from objectcache_storage_server.transports.fabric import Fabric, FabricPeer, StagingMemory
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 
 # Four of them stay in a processor's cache between being read and being written. Measured: with
@@ -114,13 +115,13 @@ class Fabrics:
     def _make(self, transport: str) -> Fabric:
         storage = self._storage
         if transport == NIXL and storage.nixl != "off":
-            from objectcache_storage_server.transports.nixl import NixlFabric
+            from objectcache_fabrics.nixl.fabric import NixlFabric
 
             return NixlFabric(
                 self.staging, storage.nixl_devices, storage.nixl_ucx, storage.fabric_timeout_s
             )
         if transport == VERBS and storage.verbs_device:
-            from objectcache_storage_server.transports.verbs.fabric import VerbsFabric
+            from objectcache_fabrics.verbs.fabric import VerbsFabric
 
             return VerbsFabric(self.staging, storage.verbs_device, storage.fabric_timeout_s)
         remedy = {NIXL: "storage.nixl is off", VERBS: "storage.verbs_device names no device"}

@@ -10,11 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages.sessions import DeliveryFailure
-from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.transports.base import Transport
-from objectcache_storage_server.transports.fabric import StagingMemory
 from objectcache_storage_server.transports.targets import Lease, RemoteTargetMemory
 
 

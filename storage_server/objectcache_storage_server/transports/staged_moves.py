@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_storage_server.admission.buffers import MemoryGrant
-from objectcache_storage_server.transports.fabric import StagingMemory
 from objectcache_storage_server.transports.targets import Lease, RemoteTargetMemory
 
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from objectcache_fabrics.peers import FabricPeer
+from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unsupported
 from objectcache_schemas.excerpt import excerpt
-from objectcache_storage_server.transports.fabric import FabricPeer, RemoteMemory
 from objectcache_storage_server.transports.memory_files import MappedTargetMemory, map_memory_file
 
 TARGETS_PER_SESSION_MAX = 256

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from objectcache_storage_server.transports.fabric import RemoteMemory
-from objectcache_storage_server.transports.verbs.peer import VerbsPeer
+from objectcache_fabrics.registered_memory import RemoteMemory
+from objectcache_fabrics.verbs.peer import VerbsPeer
 from tests.rdma.guest.peers import Client, Server, run_client
 from tests.rdma.guest.whole_server import server_on_device
 from tests.servers import RunningServer

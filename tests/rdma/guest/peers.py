@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from objectcache.memory.verbs.endpoint import VerbsEndpoint
-from objectcache.sessions.fabric_session import DeviceMemory
-from objectcache_fabrics.pyverbs_binding import load_pyverbs
-from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
+from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
+from objectcache_fabrics.verbs.endpoint import VerbsEndpoint
+from objectcache_fabrics.verbs.fabric import VerbsFabric
+from objectcache_fabrics.verbs.peer import VerbsPeer
+from objectcache_fabrics.verbs.pyverbs_binding import load_pyverbs
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages.message import Message
 from objectcache_schemas.messages.sessions import LayersReady, ReturnCredits
-from objectcache_storage_server.transports.fabric import RemoteMemory, StagingMemory
-from objectcache_storage_server.transports.verbs.fabric import VerbsFabric
-from objectcache_storage_server.transports.verbs.peer import VerbsPeer
 
 load_pyverbs()  # before processes are forked from one that has imported this
 WAIT_S = 60.0

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from objectcache_fabrics import verbs_queue_pair
-from objectcache_fabrics.pyverbs_binding import load_pyverbs
-from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
-from objectcache_fabrics.verbs_device import VerbsDevice
+from objectcache_fabrics.registered_memory import RemoteMemory
+from objectcache_fabrics.verbs import peer as peer_module
+from objectcache_fabrics.verbs import queue_pair as verbs_queue_pair
+from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
+from objectcache_fabrics.verbs.device import VerbsDevice
+from objectcache_fabrics.verbs.pyverbs_binding import load_pyverbs
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_storage_server.transports.fabric import RemoteMemory
-from objectcache_storage_server.transports.verbs import peer as peer_module
 from tests.rdma.guest.peers import (
     PIECE_BYTES,
     PIECE_COUNT,

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.descriptor import DeliveryMode, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages.sessions import DeliveryFailure
-from objectcache_storage_server.admission.buffers import MemoryGrant
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.transports.staged import StagedTransport

@@ -11,11 +11,11 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
-from objectcache_fabrics import verbs_queue_pair
-from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
+from objectcache_fabrics.registered_memory import RemoteMemory
+from objectcache_fabrics.verbs import queue_pair as verbs_queue_pair
+from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
+from objectcache_fabrics.verbs.peer import VerbsPeer
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_storage_server.transports.fabric import RemoteMemory
-from objectcache_storage_server.transports.verbs.peer import VerbsPeer
 from tests.rdma.guest.conftest import Remote
 from tests.rdma.guest.peers import (
     PIECE_BYTES,

@@ -1,16 +1,17 @@
-"""This server's side of verbs: a device, its staging memory, and a thread for its completions."""
+"""The side of verbs that writes: a device, its staging memory, and a thread for its completions."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 
-from objectcache_fabrics.verbs_address import VerbsAddress
-from objectcache_fabrics.verbs_device import VerbsDevice
+from objectcache_fabrics.peers import Fabric, FabricPeer
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_fabrics.verbs.address import VerbsAddress
+from objectcache_fabrics.verbs.completion_thread import CompletionThread
+from objectcache_fabrics.verbs.device import VerbsDevice
+from objectcache_fabrics.verbs.peer import VerbsPeer
 from objectcache_schemas.errors import InvalidRequest, Unavailable
-from objectcache_storage_server.transports.fabric import Fabric, FabricPeer, StagingMemory
-from objectcache_storage_server.transports.verbs.completion_thread import CompletionThread
-from objectcache_storage_server.transports.verbs.peer import VerbsPeer
 
 TICK_S = 0.25  # deadlines are kept to this
 

@@ -21,7 +21,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent, NixlTransfer, library
+from objectcache_fabrics.nixl.agent import MemoryPiece, NixlAgent, NixlTransfer, library
+from objectcache_fabrics.peers import Fabric, FabricPeer, WriteDone
+from objectcache_fabrics.registered_memory import RemoteMemory
+from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_schemas.errors import (
     DeliveryFailed,
     InvalidRequest,
@@ -29,13 +32,6 @@ from objectcache_schemas.errors import (
     Unavailable,
 )
 from objectcache_schemas.messages.sessions import LayersReady, NixlNames
-from objectcache_storage_server.transports.fabric import (
-    Fabric,
-    FabricPeer,
-    RemoteMemory,
-    StagingMemory,
-    WriteDone,
-)
 
 POLL_PAUSE_S = 50e-6  # between looks at what is under way: a write over a network takes as long
 POLL_PAUSE_MAX_S = 1e-3  # while nothing moves: a client may stand still
@@ -50,7 +46,7 @@ PROBE_BYTES = 4096
 ADMIT_GRACE_S = 1.0  # past the deadline of the read that it takes
 CLOSE_TIMEOUT_S = 10.0  # for a thread to end at the server's own end; measured: 0.05 s
 
-logger = logging.getLogger("objectcache.storage_server.nixl")
+logger = logging.getLogger("objectcache.fabrics.nixl")
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from objectcache_fabrics.pyverbs_binding import load_pyverbs, translated
-from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
-from objectcache_fabrics.verbs_device import VerbsDevice, descriptor_lock
+from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
+from objectcache_fabrics.verbs.device import VerbsDevice, descriptor_lock
+from objectcache_fabrics.verbs.pyverbs_binding import load_pyverbs, translated
 from objectcache_schemas.errors import Unavailable
 
 # An unanswered packet is sent again after 4.096 us x 2^14 = 67 ms (hardware takes up to four times

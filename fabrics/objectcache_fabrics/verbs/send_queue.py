@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from objectcache_fabrics.verbs_address import Announcement
-from objectcache_fabrics.verbs_queue_pair import Segment
-from objectcache_storage_server.transports.fabric import WriteDone
+from objectcache_fabrics.peers import WriteDone
+from objectcache_fabrics.verbs.address import Announcement
+from objectcache_fabrics.verbs.queue_pair import Segment
 
 WAITING_MAX = 4096  # deliveries whose watermark waits; more than any client that returns credits
 

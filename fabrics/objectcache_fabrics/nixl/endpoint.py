@@ -19,8 +19,9 @@ from typing import Any
 
 import msgspec
 
-from objectcache.sessions.fabric_session import DRAM, DeviceMemory, FabricEndpoint
-from objectcache_fabrics.nixl_agent import MemoryPiece, NixlAgent
+from objectcache_fabrics.endpoints import FabricEndpoint
+from objectcache_fabrics.nixl.agent import MemoryPiece, NixlAgent
+from objectcache_fabrics.registered_memory import DRAM, DeviceMemory
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported
 from objectcache_schemas.messages.message import Message
 from objectcache_schemas.messages.sessions import LayersReady, NixlNames, RegisterRemoteTarget
@@ -33,7 +34,7 @@ LOOK_PAUSE_SHARE = 1 / 16  # of the time between the last two
 TIMEOUT_S = 30.0  # for the thread to answer; it never waits for a peer
 DEVICE_IDS = 1 << 16  # that the wire has; far above what a server lets one session register
 
-logger = logging.getLogger("objectcache.memory.nixl")
+logger = logging.getLogger("objectcache.fabrics.nixl")
 _READY = msgspec.msgpack.Decoder(LayersReady)
 _NAMES = msgspec.msgpack.Decoder(NixlNames)
 

@@ -11,7 +11,7 @@ import struct
 import time
 from ipaddress import IPv4Address
 
-from objectcache_fabrics.routes import (
+from objectcache_fabrics.verbs.next_hops import (
     IPAddress,
     NextHop,
     interface_index,

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from objectcache_fabrics.neighbours import find_neighbour
-from objectcache_fabrics.pyverbs_binding import Pyverbs, load_pyverbs, translated
-from objectcache_fabrics.routes import IPAddress, is_routed
+from objectcache_fabrics.verbs.neighbours import find_neighbour
+from objectcache_fabrics.verbs.next_hops import IPAddress, is_routed
+from objectcache_fabrics.verbs.pyverbs_binding import Pyverbs, load_pyverbs, translated
 from objectcache_schemas.errors import Unavailable
 
 MESSAGE_BYTES_MAX = 1 << 30  # of one write; what ports allow more, nobody needs

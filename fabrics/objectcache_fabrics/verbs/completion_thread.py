@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-logger = logging.getLogger("objectcache.storage_server.verbs")
+logger = logging.getLogger("objectcache.fabrics.verbs")
 
 
 class Listener(Protocol):

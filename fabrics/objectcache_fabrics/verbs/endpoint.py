@@ -14,10 +14,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from objectcache.sessions.fabric_session import DeviceMemory, FabricEndpoint
-from objectcache_fabrics.verbs_address import VerbsAddress
-from objectcache_fabrics.verbs_device import VerbsDevice, VerbsRegion
-from objectcache_fabrics.verbs_queue_pair import Completion, QueuePair
+from objectcache_fabrics.endpoints import FabricEndpoint
+from objectcache_fabrics.registered_memory import DeviceMemory
+from objectcache_fabrics.verbs.address import VerbsAddress
+from objectcache_fabrics.verbs.device import VerbsDevice, VerbsRegion
+from objectcache_fabrics.verbs.queue_pair import Completion, QueuePair
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.messages.message import Message
 from objectcache_schemas.messages.sessions import LayersReady, RegisterRemoteTarget, ReturnCredits
@@ -25,7 +26,7 @@ from objectcache_schemas.messages.sessions import LayersReady, RegisterRemoteTar
 RECEIVES = 128  # announcements that may be on their way; later watermarks wait and replace others
 TAKEN_TOLD_AFTER = RECEIVES // 2  # each time is a message
 
-logger = logging.getLogger("objectcache.memory.verbs")
+logger = logging.getLogger("objectcache.fabrics.verbs")
 
 
 class VerbsEndpoint(FabricEndpoint):

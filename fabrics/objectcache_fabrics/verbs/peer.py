@@ -17,13 +17,23 @@ from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 
-from objectcache_fabrics.verbs_address import Announcement, VerbsAddress
-from objectcache_fabrics.verbs_device import VerbsDevice, VerbsRegion
-from objectcache_fabrics.verbs_queue_pair import (
+from objectcache_fabrics.peers import FabricPeer, WriteDone
+from objectcache_fabrics.registered_memory import DRAM, RemoteMemory
+from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
+from objectcache_fabrics.verbs.completion_thread import CompletionThread
+from objectcache_fabrics.verbs.device import VerbsDevice, VerbsRegion
+from objectcache_fabrics.verbs.queue_pair import (
     SEGMENTS_MAX,
     Completion,
     QueuePair,
     Segment,
+)
+from objectcache_fabrics.verbs.send_queue import (
+    Operation,
+    SendQueue,
+    Transfer,
+    Work,
 )
 from objectcache_schemas.errors import (
     DeliveryFailed,
@@ -31,25 +41,11 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     Unavailable,
 )
-from objectcache_storage_server.transports.fabric import (
-    DRAM,
-    FabricPeer,
-    RemoteMemory,
-    StagingMemory,
-    WriteDone,
-)
-from objectcache_storage_server.transports.verbs.completion_thread import CompletionThread
-from objectcache_storage_server.transports.verbs.send_queue import (
-    Operation,
-    SendQueue,
-    Transfer,
-    Work,
-)
 
 SEND_DEPTH = 32  # writes under way; of fragments, more than any link holds
 FLUSH_TIMEOUT_S = 1.0  # a device flushes at once; one that does not is told to let go
 
-logger = logging.getLogger("objectcache.storage_server.verbs")
+logger = logging.getLogger("objectcache.fabrics.verbs")
 
 
 class _State(Enum):

@@ -1,1 +1,0 @@
-"""Verbs: the client's end of a connection that a storage server writes layers through."""

@@ -1,1 +1,0 @@
-"""Verbs: one queue pair a session, writes from staging memory, announcements as immediate data."""
