@@ -39,185 +39,46 @@ After a WireError that ends a conversation the connection takes the next request
 
 from __future__ import annotations
 
-from objectcache_schemas.errors import WireError
-from objectcache_schemas.messages.buckets import (
-    Bucket,
-    Buckets,
-    ConfigureBucket,
-    CreateBucket,
-    DeleteBucket,
-    GetBucket,
-    ListBuckets,
-    SetLayout,
-    SetPolicy,
-)
-from objectcache_schemas.messages.handshake import Done, Welcome
-from objectcache_schemas.messages.kv import (
-    DeliveryAccepted,
-    DeliveryEnded,
-    KvGet,
-    KvMatch,
-    KvPut,
-    KvStored,
-    Matched,
-)
-from objectcache_schemas.messages.leases import LeaseTarget, TargetLeased
-from objectcache_schemas.messages.quotas import (
-    CheckPut,
-    GetUsage,
-    RequestsTaken,
-    TakeRequests,
-    Usage,
-)
-from objectcache_schemas.messages.reads import (
-    BodySent,
-    CloseObject,
-    Listing,
-    ListObjects,
-    Object,
-    ObjectOpened,
-    OpenObject,
-    SendBody,
-    StatObject,
-)
-from objectcache_schemas.messages.sessions import (
-    CreateSession,
-    JoinForClient,
-    SessionJoined,
-    SessionTicket,
-)
-from objectcache_schemas.messages.uploads import (
-    AbortUpload,
-    CompleteUpload,
-    CreateUpload,
-    ListParts,
-    ListUploads,
-    Parts,
-    Upload,
-    Uploads,
-)
-from objectcache_schemas.messages.writes import (
-    AbortPut,
-    CommitPut,
-    CopyObject,
-    CopyPart,
-    DeleteObjects,
-    ObjectsPinned,
-    PinObjects,
-    PutObject,
-    PutPart,
-    ReplaceAttributes,
-    SendData,
-    Stored,
-)
-from objectcache_schemas.operators.account_changes import (
-    AccountsChanged,
-    AccountsExported,
-    ChangeAccounts,
-    Directory,
-    ExportAccounts,
-    ImportAccounts,
-    WatchDirectory,
-)
-from objectcache_schemas.operators.engine_status import (
-    CheckEnded,
-    CheckEngine,
-    CheckProgress,
-    EngineState,
-    GetEngineStatus,
-)
-from objectcache_schemas.operators.schedule import GetSchedule, ScheduleState, SetSchedule
-from objectcache_schemas.operators.server_state import (
-    Drain,
-    GetHealth,
-    GetMetrics,
-    Health,
-    Metrics,
-    SetLogLevel,
-)
-from objectcache_schemas.operators.traces import GetTraces, Traces
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
 
-GatewayRequest = (
-    GetHealth
-    | CreateBucket
-    | GetBucket
-    | DeleteBucket
-    | ListBuckets
-    | SetLayout
-    | StatObject
-    | OpenObject
-    | ListObjects
-    | PutObject
-    | PutPart
-    | CopyObject
-    | CopyPart
-    | DeleteObjects
-    | CreateUpload
-    | CompleteUpload
-    | AbortUpload
-    | ListParts
-    | ListUploads
-    | KvMatch
-    | KvGet
-    | LeaseTarget
-    | KvPut
-    | CreateSession
-    | JoinForClient
-    | GetEngineStatus
-    | CheckEngine
-    | SetPolicy
-    | PinObjects
-    | GetSchedule
-    | SetSchedule
-    | GetTraces
-    | ConfigureBucket
-    | ReplaceAttributes
-    | CheckPut
-    | TakeRequests
-    | GetUsage
-    | GetMetrics
-    | SetLogLevel
-    | Drain
-    | WatchDirectory
-    | ChangeAccounts
-    | ExportAccounts
-    | ImportAccounts
+from objectcache_schemas.errors import WireError
+from objectcache_schemas.messages import (
+    buckets,
+    kv,
+    leases,
+    quotas,
+    reads,
+    sessions,
+    uploads,
+    writes,
 )
+from objectcache_schemas.messages.handshake import Welcome
+from objectcache_schemas.messages.message import REQUESTS, Message
+from objectcache_schemas.messages.reads import CloseObject, SendBody
+from objectcache_schemas.messages.writes import AbortPut, CommitPut
+from objectcache_schemas.operators import (
+    account_changes,
+    engine_status,
+    schedule,
+    server_state,
+    traces,
+)
+
+# Each declares its requests as it is imported.
+DECLARING = (
+    *(buckets, kv, leases, quotas, reads, sessions, uploads, writes),
+    *(account_changes, engine_status, schedule, server_state, traces),
+)
+
 BodyChoice = SendBody | CloseObject
 PutEnd = CommitPut | AbortPut
-StorageReply = (
-    WireError
-    | Welcome
-    | Done
-    | Health
-    | Bucket
-    | Buckets
-    | Object
-    | ObjectOpened
-    | BodySent
-    | Listing
-    | SendData
-    | Stored
-    | Upload
-    | Parts
-    | Uploads
-    | Matched
-    | DeliveryAccepted
-    | DeliveryEnded
-    | TargetLeased
-    | KvStored
-    | SessionTicket
-    | SessionJoined
-    | EngineState
-    | CheckProgress
-    | CheckEnded
-    | ObjectsPinned
-    | ScheduleState
-    | Traces
-    | RequestsTaken
-    | Usage
-    | Metrics
-    | Directory
-    | AccountsChanged
-    | AccountsExported
-)
+
+if TYPE_CHECKING:
+    GatewayRequest = Message
+    StorageReply = Message | WireError
+else:  # as decoders need them: each class that was declared
+    GatewayRequest = reduce(or_, REQUESTS)
+    _REPLIES = {reply: None for row in REQUESTS.values() for reply in row.replies}
+    StorageReply = reduce(or_, (WireError, Welcome, *_REPLIES))

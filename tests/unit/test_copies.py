@@ -22,7 +22,7 @@ from objectcache_schemas.records import BucketInfo, ObjectAttributes
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.copy_requests import complete, copy_object, copy_part
-from objectcache_storage_server.s3.upload_requests import answer_upload, count_part, count_uploads
+from objectcache_storage_server.s3.upload_requests import count_part, count_uploads, create_upload
 from objectcache_storage_server.service import Service
 from tests.contract.engine_suite import put
 
@@ -61,7 +61,7 @@ def copying(source: str) -> CopyObject:
 
 def opened(service: Service) -> str:
     create = CreateUpload(bucket=BUCKET.name, key="big", attributes=ObjectAttributes())
-    upload = answer_upload(service, create)
+    upload = create_upload(service, create)
     assert isinstance(upload, Upload)
     return upload.info.upload_id
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from objectcache_gateway.storage.repetition import is_repeatable
 from objectcache_schemas.limits import Limits
+from objectcache_schemas.messages.message import is_repeatable
 from objectcache_schemas.messages.reads import OpenObject
 from objectcache_schemas.messages.writes import CommitPut, PutObject
 

@@ -32,7 +32,6 @@ from objectcache_schemas.messages.uploads import CompleteUpload, CreateUpload, U
 from objectcache_schemas.messages.writes import PinObjects, PutObject, SendData
 from objectcache_schemas.records import BucketInfo, BucketPolicy, ObjectAttributes
 from objectcache_storage_server.admission.client_pace import ClientPace
-from objectcache_storage_server.connections.answer_at_once import answer
 from objectcache_storage_server.connections.server import StorageServer
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sessions import Session
@@ -42,8 +41,10 @@ from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.puts.receive_puts import serve_put_object
 from objectcache_storage_server.s3 import multipart
-from objectcache_storage_server.s3.bucket_requests import answer_change
+from objectcache_storage_server.s3.bucket_requests import set_policy
 from objectcache_storage_server.s3.copy_requests import complete
+from objectcache_storage_server.s3.object_requests import pin_objects
+from objectcache_storage_server.s3.upload_requests import create_upload
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.testing import WrappedEngine
 from objectcache_storage_server.transports.body import BodyTransport
@@ -134,7 +135,7 @@ async def test_a_server_that_stops_begins_no_check() -> None:
 )
 async def test_the_servers_own_buckets_are_nobodys_to_operate(request_: Message) -> None:
     async with hosted() as host:
-        serve = answer_change if isinstance(request_, SetPolicy) else answer
+        serve = set_policy if isinstance(request_, SetPolicy) else pin_objects
         with pytest.raises(NotFound) as caught:
             serve(host.service, request_)  # type: ignore[arg-type]
         assert caught.value.code == "NoSuchBucket"
@@ -200,7 +201,7 @@ async def test_parts_are_joined_up_to_the_largest_joined_object(
     async with hosted(limits) as host:
         service, data = host.service, b"ten bytes."
         create = CreateUpload(bucket=BUCKET.name, key="key", attributes=ObjectAttributes())
-        upload = answer(service, create)
+        upload = create_upload(service, create)
         assert isinstance(upload, Upload)
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
         part = multipart.part_key(upload.info.upload_id, 1)

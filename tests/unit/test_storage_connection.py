@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from objectcache_gateway.storage import storage_connection
-from objectcache_gateway.storage.repetition import is_repeatable
 from objectcache_gateway.storage.storage_address import storage_connections_max
 from objectcache_gateway.storage.storage_connection import (
     ConnectionLost,
@@ -34,7 +33,7 @@ from objectcache_schemas.messages.buckets import CreateBucket, DeleteBucket
 from objectcache_schemas.messages.frames import LENGTH, encode_frame
 from objectcache_schemas.messages.handshake import Done, Welcome
 from objectcache_schemas.messages.kv import KvGet, KvPut, Matched
-from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message
+from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message, is_repeatable
 from objectcache_schemas.messages.reads import StatObject
 from objectcache_schemas.messages.uploads import CompleteUpload, CreateUpload
 from objectcache_schemas.messages.writes import CopyObject

@@ -20,7 +20,6 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from objectcache_gateway.storage.repetition import is_repeatable
 from objectcache_gateway.storage.storage_address import StorageAddress, UnixAddress
 from objectcache_runtime.fair_shares import FairShares
 from objectcache_schemas.conversations import StorageReply
@@ -41,12 +40,8 @@ from objectcache_schemas.messages.frames import (
     frame_length,
 )
 from objectcache_schemas.messages.handshake import Hello, Welcome
-from objectcache_schemas.messages.kv import DeliveryAccepted
-from objectcache_schemas.messages.leases import TargetLeased
-from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message
-from objectcache_schemas.messages.reads import ObjectOpened, SendBody
-from objectcache_schemas.messages.sessions import SessionJoined
-from objectcache_schemas.messages.writes import SendData
+from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message, is_repeatable
+from objectcache_schemas.messages.reads import SendBody
 
 R = TypeVar("R", bound=Message)
 Piece = bytes | bytearray | memoryview
@@ -61,18 +56,8 @@ GATEWAY = "(gateway)"  # whoever asks for no tenant; no user is called so
 _waits_for_restart: ContextVar[bool] = ContextVar("waits_for_restart", default=True)
 
 _REPLY: msgspec.msgpack.Decoder[StorageReply] = msgspec.msgpack.Decoder(StorageReply)
-# After these, and after an object without its body, the conversation goes on; after any other reply
-# the connection takes the next request.
-_CONVERSATION_GOES_ON = (DeliveryAccepted, SendData, SessionJoined, TargetLeased)
 
 logger = logging.getLogger("objectcache.gateway.storage_connection")
-
-
-def _goes_on(reply: StorageReply) -> bool:
-    """Whether the conversation has not ended with this reply."""
-    if isinstance(reply, ObjectOpened):
-        return reply.body is None
-    return isinstance(reply, _CONVERSATION_GOES_ON)
 
 
 class ConnectionLost(Unavailable):
@@ -200,9 +185,10 @@ class StorageConnection:
         finally:
             timer.cancel()
             self._is_overdue = False
-        self.idle = not _goes_on(reply)
         if isinstance(reply, WireError):
+            self.idle = True
             raise ObjectCacheError.from_wire(reply)
+        self.idle = not reply.goes_on()
         if not isinstance(reply, reply_type):
             self.idle = False
             raise ObjectCacheError(

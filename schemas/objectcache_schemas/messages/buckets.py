@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.message import Changes, Message, request
 from objectcache_schemas.records import (
     BucketConfiguration,
     BucketInfo,
@@ -15,13 +16,15 @@ from objectcache_schemas.records import (
 )
 
 
+@request(Done, repeatable=False, changes=Changes.BUCKETS)
 class SetPolicy(Message, frozen=True):
-    """Replace a bucket's policy. Reply: `Done`."""
+    """Replace a bucket's policy."""
 
     bucket: str
     policy: BucketPolicy
 
 
+@request(Done, repeatable=False, changes=Changes.BUCKETS)
 class CreateBucket(Message, frozen=True):
     """Create a bucket. Reply: `Done`; BucketAlreadyOwnedByYou or BucketAlreadyExists.
 
@@ -35,20 +38,22 @@ class CreateBucket(Message, frozen=True):
     configuration: BucketConfiguration = BucketConfiguration()
 
 
-class GetBucket(Message, frozen=True):
-    """Look a bucket up. Reply: `Bucket`."""
-
-    name: str
-
-
 class Bucket(Message, frozen=True):
     """Reply to `GetBucket`."""
 
     info: BucketInfo
 
 
+@request(Bucket, repeatable=True, changes=Changes.NOTHING)
+class GetBucket(Message, frozen=True):
+    """Look a bucket up."""
+
+    name: str
+
+
+@request(Done, repeatable=False, changes=Changes.BUCKETS)
 class ConfigureBucket(Message, frozen=True):
-    """Replace a bucket's configuration. Reply: `Done`.
+    """Replace a bucket's configuration.
 
     OperationAborted where another is in force than the one that the caller has seen: whoever
     changes a part of it must not undo what others changed meanwhile.
@@ -59,6 +64,7 @@ class ConfigureBucket(Message, frozen=True):
     replaces: BucketConfiguration
 
 
+@request(Done, repeatable=False, changes=Changes.BUCKETS)
 class DeleteBucket(Message, frozen=True):
     """Delete an empty bucket. Reply: `Done`; BucketNotEmpty.
 
@@ -67,14 +73,6 @@ class DeleteBucket(Message, frozen=True):
 
     name: str
     identity: str = ""  # who asks; empty is an operator
-
-
-class ListBuckets(Message, frozen=True):
-    """List buckets by name, those after `start_after`. Reply: `Buckets`."""
-
-    start_after: str = ""
-    limit: Annotated[int, msgspec.Meta(ge=1)] = 10_000
-    with_configuration: bool = False  # without, every bucket's is the default
 
 
 class Buckets(Message, frozen=True):
@@ -86,8 +84,18 @@ class Buckets(Message, frozen=True):
     next_start_after: str | None = None
 
 
+@request(Buckets, repeatable=True, changes=Changes.NOTHING)
+class ListBuckets(Message, frozen=True):
+    """List buckets by name, those after `start_after`."""
+
+    start_after: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 10_000
+    with_configuration: bool = False  # without, every bucket's is the default
+
+
+@request(Done, repeatable=False, changes=Changes.BUCKETS)
 class SetLayout(Message, frozen=True):
-    """Give a bucket its KV layout; the same one again is a success. Reply: `Done`."""
+    """Give a bucket its KV layout; the same one again is a success."""
 
     bucket: str
     layout: KvLayout

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from objectcache_schemas.errors import WireError
-from objectcache_schemas.messages.message import Message
-
-
-class KvMatch(Message, frozen=True):
-    """How long a prefix is stored. Reply: `Matched`."""
-
-    bucket: str
-    chunk_keys: tuple[str, ...]
+from objectcache_schemas.descriptor import Descriptor
+from objectcache_schemas.errors import InvalidRequest, WireError
+from objectcache_schemas.limits import Limits
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.message import Changes, Message, request
+from objectcache_schemas.messages.reads import BodySent
+from objectcache_schemas.messages.writes import SendData
 
 
 class Matched(Message, frozen=True):
@@ -20,6 +18,14 @@ class Matched(Message, frozen=True):
 
     matched: int
     chunk_tokens: int = 0  # of the bucket's KV layout; 0 where it has none
+
+
+@request(Matched, repeatable=True, changes=Changes.NOTHING)
+class KvMatch(Message, frozen=True):
+    """How long a prefix is stored."""
+
+    bucket: str
+    chunk_keys: tuple[str, ...]
 
 
 class ReadPass(msgspec.Struct, frozen=True):
@@ -31,20 +37,6 @@ class ReadPass(msgspec.Struct, frozen=True):
     version: int  # of the accounts
     buckets_version: int
     lives_s: float | None = None  # until the key expires; None where it does not
-
-
-class KvGet(Message, frozen=True):
-    """Begin a delivery. Reply: `DeliveryAccepted`."""
-
-    bucket: str
-    identity: str  # who asks; a target must belong to the same
-    request_id: str
-    descriptor: bytes  # as it came over HTTP; the storage server parses and checks it
-    path: str = ""  # that the request forces, one of `DeliveryPath`; empty is the server's choice
-    client_s: float = 0.0  # that the client spent before it sent the request, as it says
-    gateway_s: float = 0.0  # that the gateway spent before it sent this
-    traceparent: str = ""  # W3C Trace Context, where the request is traced
-    read_pass: ReadPass | None = None  # for the session whose target it names
 
 
 class DeliveryAccepted(Message, frozen=True):
@@ -59,6 +51,9 @@ class DeliveryAccepted(Message, frozen=True):
     transport: str = "tcp"
     window_source: str = "none"
 
+    def goes_on(self) -> bool:
+        return True
+
 
 class DeliveryEnded(Message, frozen=True):
     """A delivery into a target has ended; `error` None is success."""
@@ -68,6 +63,47 @@ class DeliveryEnded(Message, frozen=True):
     failed_layer: int | None = None
 
 
+def _has_no_target(message: KvGet | KvPut, limits: Limits) -> bool:
+    """Whether no delivery writes into a client's memory, and no put is stored out of it without a
+    `CommitPut`; one that is refused does neither.
+    """
+    try:
+        of_put = isinstance(message, KvPut)
+        return Descriptor.from_bytes(message.descriptor, limits, of_put=of_put).rdma_target is None
+    except InvalidRequest:
+        return True
+
+
+@request(
+    DeliveryAccepted,
+    DeliveryEnded,
+    BodySent,
+    Done,
+    repeatable=_has_no_target,
+    changes=Changes.NOTHING,
+)
+class KvGet(Message, frozen=True):
+    """Begin a delivery."""
+
+    bucket: str
+    identity: str  # who asks; a target must belong to the same
+    request_id: str
+    descriptor: bytes  # as it came over HTTP; the storage server parses and checks it
+    path: str = ""  # that the request forces, one of `DeliveryPath`; empty is the server's choice
+    client_s: float = 0.0  # that the client spent before it sent the request, as it says
+    gateway_s: float = 0.0  # that the gateway spent before it sent this
+    traceparent: str = ""  # W3C Trace Context, where the request is traced
+    read_pass: ReadPass | None = None  # for the session whose target it names
+
+
+class KvStored(Message, frozen=True):
+    """Reply to `CommitPut` of a kv-put, and to a `KvPut` with a target."""
+
+    stored: int  # chunks that are new
+    existing: int  # chunks that were stored already, with the same bytes
+
+
+@request(SendData, KvStored, Done, repeatable=_has_no_target, changes=Changes.PUTS)
 class KvPut(Message, frozen=True):
     """Begin storing chunks, all or none. Reply: `SendData`; the data is the payload alone.
 
@@ -77,10 +113,3 @@ class KvPut(Message, frozen=True):
     bucket: str
     identity: str  # who asks; a target must belong to the same
     descriptor: bytes
-
-
-class KvStored(Message, frozen=True):
-    """Reply to `CommitPut` of a kv-put, and to a `KvPut` with a target."""
-
-    stored: int  # chunks that are new
-    existing: int  # chunks that were stored already, with the same bytes

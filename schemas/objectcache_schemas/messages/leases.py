@@ -7,11 +7,24 @@ from typing import Annotated
 import msgspec
 
 from objectcache_schemas.errors import WireError
-from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.message import Changes, Message, request
 
 
+class TargetLeased(Message, frozen=True):
+    """Reply to `LeaseTarget`; the target's memory file is beside it.
+
+    Memory that a fabric reaches has none: there the gateway sends the payload in data frames, an
+    empty one at the end, before `EndLease`.
+    """
+
+    def goes_on(self) -> bool:
+        return True
+
+
+@request(TargetLeased, Done, repeatable=False, changes=Changes.NOTHING)
 class LeaseTarget(Message, frozen=True):
-    """Lease a part of a client's target, to write one payload to it. Reply: `TargetLeased`.
+    """Lease a part of a client's target, to write one payload to it.
 
     The five fields of the target are those of the descriptor's `rdma_target`. NotFound
     (NoSuchTarget) unless the identity registered it.
@@ -26,14 +39,6 @@ class LeaseTarget(Message, frozen=True):
     payload_bytes: Annotated[int, msgspec.Meta(ge=1)]  # to be written from `offset_bytes` on
     first_layer: int  # of the payload; what has failed where the payload does not come
     end_layer: int
-
-
-class TargetLeased(Message, frozen=True):
-    """Reply to `LeaseTarget`; the target's memory file is beside it.
-
-    Memory that a fabric reaches has none: there the gateway sends the payload in data frames, an
-    empty one at the end, before `EndLease`.
-    """
 
 
 class EndLease(Message, frozen=True):

@@ -6,11 +6,20 @@ from typing import Annotated
 
 import msgspec
 
-from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.message import Changes, Message, request
 
 
+class Usage(Message, frozen=True):
+    """Reply to `GetUsage`."""
+
+    buckets: tuple[BucketUsage, ...]
+    tenants: tuple[TenantActivity, ...] = ()
+
+
+@request(Usage, repeatable=False, changes=Changes.NOTHING)
 class GetUsage(Message, frozen=True):
-    """Ask what the buckets hold. Reply: `Usage`. An empty name is every one."""
+    """Ask what the buckets hold. An empty name is every one."""
 
     owner: str = ""
     bucket: str = ""
@@ -33,30 +42,13 @@ class TenantActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     deliveries: int
 
 
-class Usage(Message, frozen=True):
-    """Reply to `GetUsage`."""
-
-    buckets: tuple[BucketUsage, ...]
-    tenants: tuple[TenantActivity, ...] = ()
-
-
+@request(Done, repeatable=True, changes=Changes.OBJECTS)
 class CheckPut(Message, frozen=True):
-    """Ask whether quotas leave room for a put of at least so many bytes. Reply: `Done`."""
+    """Ask whether quotas leave room for a put of at least so many bytes."""
 
     bucket: str
     identity: str
     size_bytes: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class TakeRequests(Message, frozen=True):
-    """Take from what a tenant and a bucket may still request. Reply: `RequestsTaken`.
-
-    A gateway takes several at a time, so that most requests need no round trip.
-    """
-
-    identity: str
-    bucket: str
-    wanted: Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class RequestsTaken(Message, frozen=True):
@@ -65,3 +57,15 @@ class RequestsTaken(Message, frozen=True):
     granted: int
     retry_after_s: float = 0.0
     limited: bool = True  # False: there is no quota of requests, ask again after a while
+
+
+@request(RequestsTaken, repeatable=False, changes=Changes.REQUEST_TOKENS)
+class TakeRequests(Message, frozen=True):
+    """Take from what a tenant and a bucket may still request.
+
+    A gateway takes several at a time, so that most requests need no round trip.
+    """
+
+    identity: str
+    bucket: str
+    wanted: Annotated[int, msgspec.Meta(ge=1, le=1000)]

@@ -21,25 +21,7 @@ connection ends, its targets end with it.
 from __future__ import annotations
 
 from objectcache_schemas.errors import WireError
-from objectcache_schemas.messages.message import Message
-
-
-class CreateSession(Message, frozen=True):
-    """Ask for a ticket to the target socket. Reply: `SessionTicket`."""
-
-    identity: str
-    access_key: str = ""  # that signed
-
-
-class JoinForClient(Message, frozen=True):
-    """Begin a session for a client behind the gateway. Reply: `SessionJoined`.
-
-    From then on the connection is that session's, until either side closes it: the gateway passes
-    the client's messages on, and the storage server's back.
-    """
-
-    identity: str
-    access_key: str = ""  # that signed
+from objectcache_schemas.messages.message import Changes, Message, request
 
 
 class SessionTicket(Message, frozen=True):
@@ -51,17 +33,40 @@ class SessionTicket(Message, frozen=True):
     expires_s: float  # seconds from now
 
 
-class JoinSession(Message, frozen=True):
-    """First message of a client on the target socket."""
+@request(SessionTicket, repeatable=True, changes=Changes.NOTHING)
+class CreateSession(Message, frozen=True):
+    """Ask for a ticket to the target socket."""
 
-    v: int
-    ticket: bytes
+    identity: str
+    access_key: str = ""  # that signed
 
 
 class SessionJoined(Message, frozen=True):
     """The session belongs to the identity that asked for the ticket."""
 
     v: int
+
+    def goes_on(self) -> bool:
+        return True
+
+
+@request(SessionJoined, repeatable=False, changes=Changes.NOTHING)
+class JoinForClient(Message, frozen=True):
+    """Begin a session for a client behind the gateway.
+
+    From then on the connection is that session's, until either side closes it: the gateway passes
+    the client's messages on, and the storage server's back.
+    """
+
+    identity: str
+    access_key: str = ""  # that signed
+
+
+class JoinSession(Message, frozen=True):
+    """First message of a client on the target socket."""
+
+    v: int
+    ticket: bytes
 
 
 class RegisterTarget(Message, frozen=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.message import Changes, Message, request
+from objectcache_schemas.messages.writes import Stored
 from objectcache_schemas.records import (
     Condition,
     ObjectAttributes,
@@ -11,22 +13,24 @@ from objectcache_schemas.records import (
 )
 
 
-class CreateUpload(Message, frozen=True):
-    """Open a multipart upload. Reply: `Upload`."""
-
-    bucket: str
-    key: str
-    attributes: ObjectAttributes
-
-
 class Upload(Message, frozen=True):
     """Reply to `CreateUpload`."""
 
     info: UploadInfo
 
 
+@request(Upload, repeatable=False, changes=Changes.UPLOADS)
+class CreateUpload(Message, frozen=True):
+    """Open a multipart upload."""
+
+    bucket: str
+    key: str
+    attributes: ObjectAttributes
+
+
+@request(Stored, repeatable=False, changes=Changes.UPLOADS)
 class CompleteUpload(Message, frozen=True):
-    """Join the listed parts into the object. Reply: `Stored`.
+    """Join the listed parts into the object.
 
     The ETag is the MD5 of the parts' binary MD5s, a dash, and their count.
     """
@@ -42,22 +46,13 @@ class CompleteUpload(Message, frozen=True):
     identity: str = ""
 
 
+@request(Done, repeatable=False, changes=Changes.UPLOADS)
 class AbortUpload(Message, frozen=True):
-    """Forget an upload and its parts. Reply: `Done`."""
+    """Forget an upload and its parts."""
 
     bucket: str
     key: str
     upload_id: str
-
-
-class ListParts(Message, frozen=True):
-    """List an upload's parts by number. Reply: `Parts`."""
-
-    bucket: str
-    key: str
-    upload_id: str
-    after_part_number: int = 0
-    limit: int = 1000
 
 
 class Parts(Message, frozen=True):
@@ -68,17 +63,14 @@ class Parts(Message, frozen=True):
     truncated: bool
 
 
-class ListUploads(Message, frozen=True):
-    """List a bucket's open uploads by key, then upload id. Reply: `Uploads`.
-
-    Keys that hold `delimiter` after `prefix` roll up into common prefixes, as in `ListObjects`.
-    """
+@request(Parts, repeatable=True, changes=Changes.NOTHING)
+class ListParts(Message, frozen=True):
+    """List an upload's parts by number."""
 
     bucket: str
-    prefix: str = ""
-    delimiter: str = ""
-    after_key: str = ""
-    after_upload_id: str = ""
+    key: str
+    upload_id: str
+    after_part_number: int = 0
     limit: int = 1000
 
 
@@ -90,3 +82,18 @@ class Uploads(Message, frozen=True):
     common_prefixes: tuple[str, ...] = ()
     next_key: str = ""
     next_upload_id: str = ""
+
+
+@request(Uploads, repeatable=True, changes=Changes.NOTHING)
+class ListUploads(Message, frozen=True):
+    """List a bucket's open uploads by key, then upload id.
+
+    Keys that hold `delimiter` after `prefix` roll up into common prefixes, as in `ListObjects`.
+    """
+
+    bucket: str
+    prefix: str = ""
+    delimiter: str = ""
+    after_key: str = ""
+    after_upload_id: str = ""
+    limit: int = 1000

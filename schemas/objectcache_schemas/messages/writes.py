@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from objectcache_schemas.messages.message import Message
+from objectcache_schemas.limits import Limits
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.message import Changes, Message, request
+from objectcache_schemas.messages.reads import Object
 from objectcache_schemas.records import (
     Condition,
     ObjectAttributes,
@@ -10,18 +13,19 @@ from objectcache_schemas.records import (
 )
 
 
-class PinObjects(Message, frozen=True):
-    """Keep objects from eviction and expiry, or no longer. Reply: `ObjectsPinned`."""
-
-    bucket: str
-    keys: tuple[str, ...]
-    pinned: bool
-
-
 class ObjectsPinned(Message, frozen=True):
     """Reply to `PinObjects`."""
 
     count: int
+
+
+@request(ObjectsPinned, repeatable=False, changes=Changes.PINS)
+class PinObjects(Message, frozen=True):
+    """Keep objects from eviction and expiry, or no longer."""
+
+    bucket: str
+    keys: tuple[str, ...]
+    pinned: bool
 
 
 class CommitPut(Message, frozen=True):
@@ -31,6 +35,25 @@ class CommitPut(Message, frozen=True):
     attributes: ObjectAttributes = ObjectAttributes()
 
 
+class SendData(Message, frozen=True):
+    """Go ahead: data frames, then an empty one, then `CommitPut` or `AbortPut`."""
+
+    def goes_on(self) -> bool:
+        return True
+
+
+class Stored(Message, frozen=True):
+    """Reply to `CommitPut` of an object or a part."""
+
+    info: ObjectInfo
+
+
+def _is_opening(put: PutObject, limits: Limits) -> bool:
+    """An opening stores nothing before its `CommitPut`."""
+    return put.data is None
+
+
+@request(SendData, Stored, Done, repeatable=_is_opening, changes=Changes.PUTS)
 class PutObject(Message, frozen=True):
     """Begin a put. Reply: `SendData`, after the checks that need no data.
 
@@ -46,8 +69,9 @@ class PutObject(Message, frozen=True):
     commit: CommitPut | None = None
 
 
+@request(SendData, Stored, Done, repeatable=True, changes=Changes.PUTS)
 class PutPart(Message, frozen=True):
-    """Begin a part of a multipart upload. Reply: `SendData`."""
+    """Begin a part of a multipart upload."""
 
     bucket: str
     key: str
@@ -57,22 +81,13 @@ class PutPart(Message, frozen=True):
     identity: str = ""
 
 
-class SendData(Message, frozen=True):
-    """Go ahead: data frames, then an empty one, then `CommitPut` or `AbortPut`."""
-
-
 class AbortPut(Message, frozen=True):
     """The data was not right: forget it. Reply: `Done`."""
 
 
-class Stored(Message, frozen=True):
-    """Reply to `CommitPut` of an object or a part."""
-
-    info: ObjectInfo
-
-
+@request(Stored, repeatable=False, changes=Changes.OBJECTS)
 class CopyObject(Message, frozen=True):
-    """Copy within the store. Reply: `Stored`. `source_etag` pins what the caller has seen."""
+    """Copy within the store. `source_etag` pins what the caller has seen."""
 
     source_bucket: str
     source_key: str
@@ -85,8 +100,9 @@ class CopyObject(Message, frozen=True):
     identity: str = ""  # who asks, for its quota
 
 
+@request(Stored, repeatable=False, changes=Changes.UPLOADS)
 class CopyPart(Message, frozen=True):
-    """Copy a range of an object into a part of an upload. Reply: `Stored`."""
+    """Copy a range of an object into a part of an upload."""
 
     source_bucket: str
     source_key: str
@@ -100,8 +116,9 @@ class CopyPart(Message, frozen=True):
     identity: str = ""
 
 
+@request(Object, repeatable=False, changes=Changes.OBJECTS)
 class ReplaceAttributes(Message, frozen=True):
-    """Replace what is stored beside an object's bytes. Reply: `Object`.
+    """Replace what is stored beside an object's bytes.
 
     PreconditionFailed where the object is no longer what the caller has seen, attributes and all:
     whoever changes one of them must not undo what others changed meanwhile.
@@ -112,8 +129,9 @@ class ReplaceAttributes(Message, frozen=True):
     attributes: ObjectAttributes
 
 
+@request(Done, repeatable=True, changes=Changes.OBJECTS)
 class DeleteObjects(Message, frozen=True):
-    """Delete keys; a key that is not stored is no error. Reply: `Done`."""
+    """Delete keys; a key that is not stored is no error."""
 
     bucket: str
     keys: tuple[str, ...]

@@ -7,19 +7,7 @@ from typing import Annotated
 import msgspec
 
 from objectcache_schemas.accounts import AccessKey, AccountChange, AdminToken, User
-from objectcache_schemas.messages.message import Message
-
-
-class WatchDirectory(Message, frozen=True):
-    """Ask for the accounts once they are others than the version known. Reply: `Directory`.
-
-    Answered after `timeout_s` at the latest, then with what is known already. Version 0 is never
-    one that is known.
-    """
-
-    known_version: int
-    known_buckets_version: int
-    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=60)]
+from objectcache_schemas.messages.message import Changes, Message, request
 
 
 class Directory(Message, frozen=True):
@@ -32,12 +20,17 @@ class Directory(Message, frozen=True):
     tokens: tuple[AdminToken, ...] = ()
 
 
-class ChangeAccounts(Message, frozen=True):
-    """Make one change, durably. Reply: `AccountsChanged`, when every gateway that follows the
-    accounts has it in force, or a second later.
+@request(Directory, repeatable=False, changes=Changes.NOTHING)
+class WatchDirectory(Message, frozen=True):
+    """Ask for the accounts once they are others than the version known.
+
+    Answered after `timeout_s` at the latest, then with what is known already. Version 0 is never
+    one that is known.
     """
 
-    change: AccountChange
+    known_version: int
+    known_buckets_version: int
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=60)]
 
 
 class AccountsChanged(Message, frozen=True):
@@ -46,13 +39,13 @@ class AccountsChanged(Message, frozen=True):
     version: int
 
 
-class ExportAccounts(Message, frozen=True):
-    """Ask for all accounts, secrets sealed with the passphrase. Reply: `AccountsExported`."""
+@request(AccountsChanged, repeatable=False, changes=Changes.ACCOUNTS)
+class ChangeAccounts(Message, frozen=True):
+    """Make one change, durably. Reply: `AccountsChanged`, when every gateway that follows the
+    accounts has it in force, or a second later.
+    """
 
-    passphrase: str
-
-    def __repr__(self) -> str:
-        return "<ExportAccounts>"
+    change: AccountChange
 
 
 class AccountsExported(Message, frozen=True):
@@ -61,8 +54,19 @@ class AccountsExported(Message, frozen=True):
     data: bytes
 
 
+@request(AccountsExported, repeatable=False, changes=Changes.NOTHING)
+class ExportAccounts(Message, frozen=True):
+    """Ask for all accounts, secrets sealed with the passphrase."""
+
+    passphrase: str
+
+    def __repr__(self) -> str:
+        return "<ExportAccounts>"
+
+
+@request(AccountsChanged, repeatable=False, changes=Changes.ACCOUNTS)
 class ImportAccounts(Message, frozen=True):
-    """Replace all accounts by exported ones. Reply: `AccountsChanged`."""
+    """Replace all accounts by exported ones."""
 
     passphrase: str
     data: bytes

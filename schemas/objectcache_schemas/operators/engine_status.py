@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.message import Changes, Message, request
 
 
 class ExtentClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -64,14 +64,15 @@ class EngineStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     when_full: str = ""  # "evict" or "refuse"
 
 
-class GetEngineStatus(Message, frozen=True):
-    """Ask for the engine's state. Reply: `EngineState`."""
-
-
 class EngineState(Message, frozen=True):
     """Reply to `GetEngineStatus`."""
 
     status: EngineStatus
+
+
+@request(EngineState, repeatable=False, changes=Changes.NOTHING)
+class GetEngineStatus(Message, frozen=True):
+    """Ask for the engine's state."""
 
 
 class CheckReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,15 +87,6 @@ class CheckReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     examples: tuple[str, ...] = ()  # what was found, in words; the first 20
 
 
-class CheckEngine(Message, frozen=True):
-    """Check the store. Replies: `CheckProgress` any number of times, then `CheckEnded`.
-
-    Closing the connection ends the check.
-    """
-
-    repair: bool
-
-
 class CheckProgress(Message, frozen=True):
     """A check goes on."""
 
@@ -105,3 +97,13 @@ class CheckEnded(Message, frozen=True):
     """A check is through."""
 
     report: CheckReport
+
+
+@request(CheckProgress, CheckEnded, repeatable=False, changes=Changes.NOTHING)
+class CheckEngine(Message, frozen=True):
+    """Check the store. Replies: `CheckProgress` any number of times, then `CheckEnded`.
+
+    Closing the connection ends the check.
+    """
+
+    repair: bool

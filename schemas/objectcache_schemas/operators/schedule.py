@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from objectcache_schemas.limits import CAP_GBPS_MAX
-from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.message import Changes, Message, request
 from objectcache_schemas.policy_names import EVERY_EPOCH as EVERY_EPOCH
 from objectcache_schemas.policy_names import FOR_LIFE as FOR_LIFE
 from objectcache_schemas.policy_names import PolicyName as PolicyName
@@ -66,20 +66,6 @@ class ScheduledDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     age_s: float
 
 
-class GetSchedule(Message, frozen=True):
-    """Ask for the schedule. Reply: `ScheduleState`."""
-
-
-class SetSchedule(Message, frozen=True):
-    """Change the schedule of the running server, and keep the changes. Reply: `ScheduleState`.
-
-    `reset` forgets all earlier changes first.
-    """
-
-    changes: ScheduleChanges
-    reset: bool = False
-
-
 class ScheduleState(Message, frozen=True):
     """Reply to `GetSchedule` and `SetSchedule`."""
 
@@ -89,3 +75,19 @@ class ScheduleState(Message, frozen=True):
     delivery_count: int
     waiting: int  # requests in their tenants' queues, and for memory
     rate_bytes_per_s: float  # of all deliveries, over the last second
+
+
+@request(ScheduleState, repeatable=False, changes=Changes.NOTHING)
+class GetSchedule(Message, frozen=True):
+    """Ask for the schedule."""
+
+
+@request(ScheduleState, repeatable=False, changes=Changes.SCHEDULE)
+class SetSchedule(Message, frozen=True):
+    """Change the schedule of the running server, and keep the changes.
+
+    `reset` forgets all earlier changes first.
+    """
+
+    changes: ScheduleChanges
+    reset: bool = False

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from objectcache_schemas.messages.message import Message
-
-
-class GetHealth(Message, frozen=True):
-    """Ask whether the storage server serves."""
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.messages.message import Changes, Message, request
 
 
 class Health(Message, frozen=True):
@@ -20,8 +17,9 @@ class Health(Message, frozen=True):
     flush_failure: str = ""  # why nothing is stored until a restart; empty while all is well
 
 
-class GetMetrics(Message, frozen=True):
-    """Ask for the storage server's metrics. Reply: `Metrics`."""
+@request(Health, repeatable=True, changes=Changes.NOTHING)
+class GetHealth(Message, frozen=True):
+    """Ask whether the storage server serves."""
 
 
 class Metrics(Message, frozen=True):
@@ -30,13 +28,20 @@ class Metrics(Message, frozen=True):
     text: bytes
 
 
+@request(Metrics, repeatable=False, changes=Changes.NOTHING)
+class GetMetrics(Message, frozen=True):
+    """Ask for the storage server's metrics."""
+
+
+@request(Done, repeatable=False, changes=Changes.PROCESS)
 class SetLogLevel(Message, frozen=True):
-    """Change what is logged, until the process ends. Reply: `Done`."""
+    """Change what is logged, until the process ends."""
 
     level: str  # debug, info, warning or error
 
 
+@request(Done, repeatable=False, changes=Changes.PROCESS)
 class Drain(Message, frozen=True):
-    """Take no new deliveries and puts, or take them again. Reply: `Done`."""
+    """Take no new deliveries and puts, or take them again."""
 
     draining: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from objectcache_schemas.errors import WireError
-from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.message import Changes, Message, request
 
 
 class TracePhase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,17 +48,18 @@ class DeliveryTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     reported_window_s: float | None = None  # median of the layers that the client told of
 
 
+class Traces(Message, frozen=True):
+    """Reply to `GetTraces`, the latest first."""
+
+    traces: tuple[DeliveryTrace, ...]
+
+
+@request(Traces, repeatable=False, changes=Changes.NOTHING)
 class GetTraces(Message, frozen=True):
-    """Ask for the traces of a request, or of the last deliveries. Reply: `Traces`.
+    """Ask for the traces of a request, or of the last deliveries.
 
     NotFound where a request id is given that no kept trace has.
     """
 
     request_id: str = ""
     limit: int = 20
-
-
-class Traces(Message, frozen=True):
-    """Reply to `GetTraces`, the latest first."""
-
-    traces: tuple[DeliveryTrace, ...]

@@ -9,48 +9,19 @@ import msgspec
 
 from objectcache_schemas.conversations import GatewayRequest
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
-from objectcache_schemas.messages.buckets import (
-    ConfigureBucket,
-    CreateBucket,
-    DeleteBucket,
-    SetLayout,
-    SetPolicy,
-)
 from objectcache_schemas.messages.frames import FrameError
 from objectcache_schemas.messages.handshake import Hello, Welcome
-from objectcache_schemas.messages.kv import KvGet, KvPut
-from objectcache_schemas.messages.leases import LeaseTarget
-from objectcache_schemas.messages.message import PROTOCOL_VERSION
-from objectcache_schemas.messages.quotas import CheckPut, TakeRequests
-from objectcache_schemas.messages.reads import OpenObject
-from objectcache_schemas.messages.sessions import JoinForClient
-from objectcache_schemas.messages.uploads import CompleteUpload
-from objectcache_schemas.messages.writes import CopyObject, CopyPart, PutObject, PutPart
-from objectcache_schemas.operators.account_changes import (
-    ChangeAccounts,
-    ImportAccounts,
-    WatchDirectory,
-)
-from objectcache_schemas.operators.engine_status import CheckEngine
-from objectcache_storage_server.connections.answer_at_once import answer
-from objectcache_storage_server.connections.refuse_drained import check_not_drained
+from objectcache_schemas.messages.message import PROTOCOL_VERSION, REQUESTS, Changes
+from objectcache_storage_server.admission.entrance import drained
+from objectcache_storage_server.connections.handlers import HANDLERS
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
-from objectcache_storage_server.deliveries.lend_target import serve_lease
-from objectcache_storage_server.deliveries.prefix_gets import serve_kv_get, serve_object
-from objectcache_storage_server.operators.account_requests import serve_change, serve_watch
-from objectcache_storage_server.operators.run_checks import serve_check
-from objectcache_storage_server.puts.counted_puts import check_put, take_requests
-from objectcache_storage_server.puts.receive_puts import (
-    serve_kv_put,
-    serve_put_object,
-    serve_put_part,
-)
-from objectcache_storage_server.s3.bucket_requests import serve_bucket_change
-from objectcache_storage_server.s3.copy_requests import complete, copy_object, copy_part
 from objectcache_storage_server.service import Service
 
 HELLO_TIMEOUT_S = 10.0
+# Beside deliveries and puts, which are refused where they are admitted. Accounts, pins and the
+# schedule are an operator's, and may change.
+REFUSED_WHEN_DRAINED = (Changes.OBJECTS, Changes.UPLOADS, Changes.BUCKETS)
 
 logger = logging.getLogger("objectcache.storage_server.connection")
 _HELLO = msgspec.msgpack.Decoder(Hello)
@@ -101,7 +72,10 @@ class GatewayConnection:
         """Carry out one request; false when the connection cannot go on."""
         talk = Conversation(self._stream)
         try:
-            await self._dispatch(talk, request)
+            changes = REQUESTS[type(request)].changes
+            if self._service.entrance.drained and changes in REFUSED_WHEN_DRAINED:
+                raise drained()
+            await HANDLERS[type(request)](self._service, talk, request)
         except ObjectCacheError as error:
             self._service.counts.errors.add(error.code)
             await talk.send(error.to_wire())
@@ -113,45 +87,3 @@ class GatewayConnection:
             await talk.send(ObjectCacheError("the storage server failed; see its log").to_wire())
             return False
         return not talk.given_up
-
-    async def _dispatch(self, talk: Conversation, request: GatewayRequest) -> None:
-        service = self._service
-        check_not_drained(service, request)
-        match request:
-            case OpenObject():
-                await serve_object(service, talk, request)
-            case KvGet():
-                await serve_kv_get(service, talk, request)
-            case PutObject():
-                await serve_put_object(service, talk, request)
-            case PutPart():
-                await serve_put_part(service, talk, request)
-            case KvPut():
-                await serve_kv_put(service, talk, request)
-            case LeaseTarget():
-                await serve_lease(service, talk, request)
-            case JoinForClient():
-                talk.give_up()  # the connection is the session's from here on
-                await service.sessions.serve_client_of_gateway(
-                    request.identity, self._stream, request.access_key
-                )
-            case CopyObject():
-                await talk.send(await copy_object(service, request))
-            case CopyPart():
-                await talk.send(await copy_part(service, request))
-            case CompleteUpload():
-                await talk.send(await complete(service, request))
-            case CheckEngine():
-                await serve_check(service, talk, request)
-            case ChangeAccounts() | ImportAccounts():
-                await serve_change(service, talk, request)
-            case CreateBucket() | DeleteBucket() | SetLayout() | SetPolicy() | ConfigureBucket():
-                await serve_bucket_change(service, talk, request)
-            case CheckPut():
-                await talk.send(await check_put(service, request))
-            case TakeRequests():
-                await talk.send(await take_requests(service, request))
-            case WatchDirectory():
-                await serve_watch(service, talk, request)
-            case _:
-                await talk.send(await service.call(answer, service, request))

@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import msgspec
-
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.operators.account_changes import (
     AccountsChanged,
-    AccountsExported,
     ChangeAccounts,
-    ExportAccounts,
     ImportAccounts,
     WatchDirectory,
 )
 from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S, Known
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.service import Service
-
-AccountRequest = ChangeAccounts | ExportAccounts | ImportAccounts
 
 
 async def serve_watch(service: Service, talk: Conversation, request: WatchDirectory) -> None:
@@ -51,31 +45,25 @@ async def serve_watch(service: Service, talk: Conversation, request: WatchDirect
         await asyncio.gather(answering, watching, return_exceptions=True)
 
 
-async def serve_change(
-    service: Service, talk: Conversation, request: ChangeAccounts | ImportAccounts
-) -> None:
-    """A change, answered when it is in force in every gateway that can be reached."""
-    reply = await service.call(answer_accounts, service, request)
-    if isinstance(reply, AccountsChanged):
-        await service.directory.wait_followed(reply.version, FOLLOWED_TIMEOUT_S)
-    await talk.send(reply)
+async def change_accounts(service: Service, request: ChangeAccounts) -> AccountsChanged:
+    """`ChangeAccounts`, answered when it is in force in every gateway that can be reached."""
+    owned, created_s = buckets_of(service), created_s_of(service)
+    return await _followed(
+        service, await service.call(service.accounts.change, request.change, owned, created_s)
+    )
 
 
-def answer_accounts(service: Service, request: AccountRequest) -> msgspec.Struct:
-    """The reply to a request that changes accounts or takes them along; blocks."""
-    match request:
-        case ChangeAccounts():
-            version = service.accounts.change(
-                request.change, buckets_of(service), created_s_of(service)
-            )
-            return AccountsChanged(version=version)
-        case ExportAccounts():
-            return AccountsExported(data=service.accounts.export(request.passphrase))
-        case ImportAccounts():
-            version = service.accounts.import_(
-                request.data, request.passphrase, buckets_of(service)
-            )
-            return AccountsChanged(version=version)
+async def import_accounts(service: Service, request: ImportAccounts) -> AccountsChanged:
+    """`ImportAccounts`, answered as a change."""
+    data, passphrase = request.data, request.passphrase
+    return await _followed(
+        service, await service.call(service.accounts.import_, data, passphrase, buckets_of(service))
+    )
+
+
+async def _followed(service: Service, version: int) -> AccountsChanged:
+    await service.directory.wait_followed(version, FOLLOWED_TIMEOUT_S)
+    return AccountsChanged(version=version)
 
 
 def buckets_of(service: Service) -> Callable[[str], list[str]]:

@@ -4,43 +4,28 @@ functions over the engine.
 
 from __future__ import annotations
 
-import msgspec
-
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.uploads import (
     AbortUpload,
     CreateUpload,
-    ListParts,
-    ListUploads,
     Upload,
 )
 from objectcache_storage_server.accounts.stored_ledger import Reservation
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.service import Service
 
-UploadRequest = CreateUpload | AbortUpload | ListParts | ListUploads
+
+def abort_upload(service: Service, request: AbortUpload) -> Done:
+    """`AbortUpload`."""
+    name = multipart.UploadName(request.bucket, request.key, request.upload_id)
+    multipart.abort_upload(service.engine, name)
+    service.stored.upload_ended(request.upload_id)
+    return Done()
 
 
-def answer_upload(service: Service, request: UploadRequest) -> msgspec.Struct:
-    """The reply to a request on uploads."""
-    engine = service.engine
-    match request:
-        case CreateUpload():
-            return _create(service, request)
-        case AbortUpload():
-            name = multipart.UploadName(request.bucket, request.key, request.upload_id)
-            multipart.abort_upload(engine, name)
-            service.stored.upload_ended(request.upload_id)
-            return Done()
-        case ListParts():
-            return multipart.list_parts(engine, request)
-        case ListUploads():
-            return multipart.list_uploads(engine, request)
-
-
-def _create(service: Service, request: CreateUpload) -> Upload:
-    """Open an upload, which counts as the object that it will be."""
+def create_upload(service: Service, request: CreateUpload) -> Upload:
+    """`CreateUpload`: open an upload, which counts as the object that it will be."""
     bucket = service.engine.bucket(request.bucket)
     with service.stored.reserving(bucket, 1, 0) as reservation:
         info = multipart.create_upload(

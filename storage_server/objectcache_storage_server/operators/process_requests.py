@@ -1,0 +1,20 @@
+"""Requests that change the process itself, until it ends."""
+
+from __future__ import annotations
+
+from objectcache_runtime.logs import set_log_level
+from objectcache_schemas.messages.handshake import Done
+from objectcache_schemas.operators.server_state import Drain, SetLogLevel
+from objectcache_storage_server.service import Service
+
+
+def drain(service: Service, request: Drain) -> Done:
+    """`Drain`."""
+    service.entrance.drained = request.draining
+    return Done()
+
+
+def change_log_level(service: Service, request: SetLogLevel) -> Done:
+    """`SetLogLevel`."""
+    set_log_level(request.level)
+    return Done()
