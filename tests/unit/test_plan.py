@@ -314,7 +314,15 @@ def test_a_large_slice_without_a_usable_divisor_is_refused_with_the_remedy() -> 
 
 @pytest.mark.parametrize(
     ("layer_bytes", "expected"),
-    [(1 << 20, 2 << 20), (16 << 20, 4 << 20), (1 << 30, 8 << 20)],
+    [
+        (1 << 20, 2 << 20),  # no less than anywhere else
+        (8 << 20, 4 << 20),
+        (16 << 20, 8 << 20),
+        (28 << 20, 7 << 20),  # two for each reader
+        (1 << 30, 8 << 20),
+    ],
 )
-def test_a_targets_fragments_grow_with_its_layers(layer_bytes: int, expected: int) -> None:
+def test_a_targets_fragments_are_large_and_as_many_for_each_reader(
+    layer_bytes: int, expected: int
+) -> None:
     assert target_fragment_bytes(layer_bytes, 2, 2 << 20, 8 << 20) == expected

@@ -279,9 +279,9 @@ class CountingReads(WrappedEngine):
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("reader_threads", "fragment_bytes_max", "expected_bytes"),
-    [(1, 128 * KIB, 128 * KIB), (1, 512 * KIB, 256 * KIB), (2, 512 * KIB, 128 * KIB)],
+    [(1, 128 * KIB, 128 * KIB), (1, 512 * KIB, 512 * KIB), (2, 512 * KIB, 256 * KIB)],
 )
-async def test_fragments_into_a_target_are_large_but_leave_two_of_a_layer_to_each_reader(
+async def test_fragments_into_a_target_are_large_and_a_layer_is_shared_by_all_readers(
     reader_threads: int, fragment_bytes_max: int, expected_bytes: int
 ) -> None:
     engine = CountingReads()

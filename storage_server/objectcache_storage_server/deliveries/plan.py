@@ -345,6 +345,8 @@ def target_fragment_bytes(
     """Fragment size for a delivery into a target, which holds no buffer of the server's.
 
     A fragment costs the readers tens of microseconds of each other's time, so the larger the
-    better, as long as every layer still has two for each reader.
+    better, as long as every layer has as many for one reader as for the others.
     """
-    return max(fragment_bytes, min(fragment_bytes_max, layer_bytes // (2 * reader_threads)))
+    fewest = -(-layer_bytes // fragment_bytes_max)
+    count = max(1, -(-fewest // reader_threads)) * reader_threads
+    return max(fragment_bytes, -(-layer_bytes // count))

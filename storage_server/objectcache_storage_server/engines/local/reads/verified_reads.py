@@ -168,6 +168,8 @@ class SlotSource(Source):
         self._versions = versions
         self.block_bytes = block_bytes
         self._blocks_each = geometry.slice_bytes // self.block_bytes
+        self._stride_bytes = geometry.row_stride_bytes
+        self._step = max(1, PIECE_BYTES // block_bytes)  # blocks of a piece out of memory
 
     @cached_property
     def _rows(self) -> list[list[int]]:
@@ -180,13 +182,13 @@ class SlotSource(Source):
         return rows
 
     def pieces(self, offset_bytes: int, memory: memoryview) -> Iterator[Piece]:
-        layer, in_row = divmod(offset_bytes, self._geometry.row_stride_bytes)
+        layer, in_row = divmod(offset_bytes, self._stride_bytes)
         block_bytes = self.block_bytes
         row = self._rows[layer]
         first, end = in_row // block_bytes, (in_row + len(memory)) // block_bytes
         extent, path = self._extent, self._extent.read_path
-        step = len(row) if path is Path.DIRECT else max(1, PIECE_BYTES // block_bytes)
-        start = extent.offset_bytes + layer * self._geometry.row_stride_bytes
+        step = len(row) if path is Path.DIRECT else self._step
+        start = extent.offset_bytes + layer * self._stride_bytes
         for begin in range(first, end, step):
             stop = min(begin + step, end)
             view = memory[(begin - first) * block_bytes : (stop - first) * block_bytes]
@@ -204,9 +206,8 @@ class SlotSource(Source):
         return self._versions[block // self._blocks_each]
 
     def block_around(self, offset_bytes: int) -> tuple[int, int]:
-        row_begin = offset_bytes - offset_bytes % self._geometry.row_stride_bytes
-        in_row = offset_bytes - row_begin
-        return row_begin + in_row - in_row % self.block_bytes, self.block_bytes
+        in_row = offset_bytes % self._stride_bytes
+        return offset_bytes - in_row % self.block_bytes, self.block_bytes
 
 
 class Run(NamedTuple):
