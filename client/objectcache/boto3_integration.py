@@ -25,8 +25,8 @@ from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.responses import parse_match
 from objectcache.client import CONNECTIONS_MAX, TARGET_BYTES_MAX, Client
 from objectcache.core import ClientCore, CoreSettings, TransportChoice
+from objectcache.deliveries.begun_fetch import BODY
 from objectcache.deliveries.delivery import Delivery
-from objectcache.deliveries.fetching import BODY
 from objectcache.kv_bucket import KvBucket
 from objectcache.landing.targets import Target
 from objectcache_schemas.errors import InvalidRequest

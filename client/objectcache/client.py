@@ -14,15 +14,11 @@ from objectcache.channel.access_key import AccessKey
 from objectcache.channel.authorities import ca_file_of, client_context
 from objectcache.channel.endpoint import Endpoint
 from objectcache.core import ClientCore, CoreSettings, TransportChoice
-from objectcache.deliveries.fetching import (
-    fabric_target,
-    shared_memory_target,
-    stock_memory,
-)
 from objectcache.kv_bucket import KvBucket
+from objectcache.landing.registered_memory import fabric_target, shared_memory_target
 from objectcache.landing.targets import FabricTarget, SharedMemoryTarget
 from objectcache.sessions.fabric_joining import FabricSettings
-from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
+from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from objectcache_schemas.layout import KvLayout
 
 DEFAULT_REGION = "us-east-1"
@@ -158,7 +154,7 @@ class Client:
         Raises `Unavailable` with the reason where the server cannot reach this host's memory,
         `AccessDenied` where it refuses this identity.
         """
-        return shared_memory_target(self._core, length_bytes)
+        return shared_memory_target(self._core.shared, length_bytes)
 
     def stock_memory(self, lengths_bytes: Sequence[int]) -> int:
         """Make and register memory for deliveries of these lengths before the first asks for it;
@@ -166,7 +162,10 @@ class Client:
 
         Raises `Unavailable` where deliveries do not come into registered memory, and makes none.
         """
-        return stock_memory(self._core, lengths_bytes)
+        choice = self._core.settings.transport
+        if choice is TransportChoice.BODY:
+            raise Unavailable("deliveries come in bodies")
+        return self._core.memory(choice).stock(lengths_bytes)
 
     def fabric_target(
         self, length_bytes: int | None = None, *, buffer: Any = None, transport: str | None = None
@@ -180,7 +179,7 @@ class Client:
         where the server refuses this identity, or NIXL to it, and `Unavailable` with the reason
         where it cannot reach the memory.
         """
-        return fabric_target(self._core, transport, length_bytes, buffer)
+        return fabric_target(self._core.fabric_memory(transport), length_bytes, buffer)
 
     def close(self) -> None:
         """Close connections and the session; open deliveries fail. Arrays stay valid.

@@ -18,6 +18,7 @@ from objectcache.channel.http_channel import HttpChannel
 from objectcache.channel.responses import SessionReply, parse_reply
 from objectcache.landing.fabric_regions import FabricRegion
 from objectcache.landing.held_targets import HeldTargets
+from objectcache.landing.registered_memory import RegisteredMemory
 from objectcache.landing.target_pool import TargetPool
 from objectcache.learned_windows import LearnedWindows
 from objectcache.sessions.fabric_joining import FabricSettings, join_fabric
@@ -76,16 +77,6 @@ class CoreSettings:
             raise InvalidRequest(f"fabric must be a FabricSettings, got {kind}")
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredMemory:
-    """What deliveries of one transport need: a session, and memory that it has registered."""
-
-    transport: str
-    sessions: SessionKeeper
-    pool: TargetPool
-    targets: HeldTargets
-
-
 class ClientCore:
     """Connections, the session and the memory of one client. Thread-safe.
 
@@ -129,6 +120,18 @@ class ClientCore:
         """The memory of a transport: a fabric's, or shared memory."""
         return self._fabrics[choice] if choice.is_fabric else self.shared
 
+    def fabric_memory(self, transport: str | None) -> RegisteredMemory:
+        """The memory of a fabric: the named one, else the client's own, else NIXL. Raises
+        `InvalidRequest` for a transport that is none.
+        """
+        own = self.settings.transport
+        choice = own if own.is_fabric else TransportChoice.NIXL
+        if transport is not None:
+            choice = TransportChoice.parse(transport)
+        if not choice.is_fabric:
+            raise InvalidRequest(f"transport must be nixl or verbs, got {transport!r}")
+        return self.memory(choice)
+
     def memories(self, choice: TransportChoice) -> Sequence[RegisteredMemory]:
         """Those that a put of this choice may come out of."""
         if choice is TransportChoice.AUTO:
@@ -152,23 +155,9 @@ class ClientCore:
             HeldTargets(),
         )
 
-    @property
-    def sessions(self) -> SessionKeeper:
-        """Of shared memory."""
-        return self.shared.sessions
-
-    @property
-    def pool(self) -> TargetPool:
-        """Of shared memory."""
-        return self.shared.pool
-
-    @property
-    def targets(self) -> HeldTargets:
-        """Of shared memory."""
-        return self.shared.targets
-
     def __repr__(self) -> str:
-        return f"{self.endpoint.url}, {self.channel.pool!r}, {self.sessions!r}, {self.pool!r}"
+        shared = self.shared
+        return f"{self.endpoint.url}, {self.channel.pool!r}, {shared.sessions!r}, {shared.pool!r}"
 
 
 def _invite(channel: HttpChannel) -> SessionReply:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from objectcache.connectors.vllm.worker.paged_layout import Bytes, ContentShape, PagedLayer
+from objectcache.connectors.vllm.worker.paged_layout import ContentShape, PagedLayer
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
 from tests.engines.vllm_engine import ORDERS
 

@@ -120,7 +120,7 @@ def test_the_first_load_finds_memory_that_was_made_and_registered_before(
     stored: RunningServer,
 ) -> None:
     store = store_of(stored)
-    pool = store.client._core.pool
+    pool = store.client._core.shared.pool
     assert store.client.stock_memory([5 * MIB, 4 * MIB]) == 5 * MIB
     assert repr(pool) == "<TargetPool 1/1 free, 6/6.66667 MiB>"
     (region,) = pool._free

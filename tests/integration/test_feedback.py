@@ -58,7 +58,7 @@ def test_deliveries_that_tell_share_one_session_and_keep_their_bytes(
     client: Client, delivery: str, by_itself: bool
 ) -> None:
     bucket, keys, chunks = stored_prefix(client, 40)
-    session = client._core.sessions.session()
+    session = client._core.shared.sessions.session()
     for _ in range(3):
         with bucket.fetch(keys, delivery=delivery, transport="shared_memory") as running:
             if by_itself:
@@ -68,7 +68,7 @@ def test_deliveries_that_tell_share_one_session_and_keep_their_bytes(
                 if by_itself:
                     running.consumed(layer, 0.001)
         assert re.fullmatch("[0-9A-F]{16}", running.request_id)
-    assert client._core.sessions.session() is session  # no word of it cost the session
+    assert client._core.shared.sessions.session() is session  # no word of it cost the session
 
 
 @pytest.mark.asyncio
@@ -82,10 +82,10 @@ async def test_an_asynchronous_engine_tells_too(server: RunningServer, client: C
         async with fetched.fetch(keys, transport="shared_memory") as delivery:
             async for layer, kv in delivery:
                 assert np.array_equal(kv, chunks[:, layer])
-        session = asynchronous._client._core.sessions.session()
+        session = asynchronous._client._core.shared.sessions.session()
         async with fetched.fetch(keys, transport="shared_memory") as delivery:
             await delivery.wait()
-        assert asynchronous._client._core.sessions.session() is session
+        assert asynchronous._client._core.shared.sessions.session() is session
 
 
 def test_hints_are_taken_and_a_window_that_was_learned_is_the_descriptors(client: Client) -> None:

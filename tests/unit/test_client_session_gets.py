@@ -12,7 +12,7 @@ import pytest
 
 from objectcache import AccessDenied, Client, DeliveryFailed, NotFound, Unavailable
 from objectcache.deliveries.delivery import Delivery
-from objectcache.deliveries.fetch_request import SESSION_DESCRIPTOR_BYTES_MAX
+from objectcache.deliveries.fetch_into_target import SESSION_DESCRIPTOR_BYTES_MAX
 from objectcache.kv_bucket import KvBucket
 from objectcache_schemas.descriptor import Descriptor, MemoryTarget
 from objectcache_schemas.limits import Limits

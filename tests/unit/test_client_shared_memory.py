@@ -213,7 +213,7 @@ def test_an_error_answers_a_release_when_nothing_else_waits(server: SharedServer
     ends: queue.SimpleQueue[bool] = queue.SimpleQueue()
     with server.client() as client:
         client.shared_memory_target(1000)
-        client._core.sessions.session().release(bytes(16), ends.put)
+        client._core.shared.sessions.session().release(bytes(16), ends.put)
         server.targets.send(WireError("NoSuchTarget", "not registered"))
         assert ends.get(timeout=DEADLINE_S) is False
 

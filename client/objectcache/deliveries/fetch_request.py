@@ -1,29 +1,21 @@
-"""One fetch, and how it is asked for: over HTTP, or over the session that has its target."""
+"""One fetch, and how it is asked for over HTTP."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 from objectcache.channel import requests
 from objectcache.channel.http_channel import Exchange
 from objectcache.channel.request_labels import current_traceparent, new_request_id
-from objectcache.channel.responses import DeliveryHead, head_of_session_get, parse_delivery_head
+from objectcache.channel.responses import DeliveryHead, parse_delivery_head
 from objectcache.core import ClientCore, TransportChoice
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.receivers import OutcomeReceiver, Receiver, SessionReceiver
-from objectcache.landing.regions import Landing
 from objectcache.landing.targets import FabricTarget, PlainTarget, Target
 from objectcache.learned_windows import FetchShape
-from objectcache.sessions.session_get import SessionGet
-from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.compute_windows import WHOLE_S
 from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import Descriptor
-from objectcache_schemas.errors import AccessDenied, InvalidRequest
-from objectcache_schemas.messages.sessions import GetPrefix
-
-SESSION_DESCRIPTOR_BYTES_MAX = 60 << 10  # a session's message has 64 KiB at most; longer: HTTP
+from objectcache_schemas.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +45,18 @@ class FetchRequest:
                 f"the payload needs {self.payload_bytes}"
             )
         _check_fits(self.target, self.transport)
+
+    @property
+    def memory_choice(self) -> TransportChoice:
+        """Whose registered memory the bytes come into; AUTO: shared memory, or else the body."""
+        if isinstance(self.target, FabricTarget):
+            return TransportChoice(self.target.transport)
+        return self.transport
+
+    @property
+    def comes_in_body(self) -> bool:
+        """Whether nothing but the body can bring the bytes."""
+        return self.transport is TransportChoice.BODY or isinstance(self.target, PlainTarget)
 
     @property
     def payload_bytes(self) -> int:
@@ -97,59 +101,6 @@ def _check_fits(target: Target, transport: TransportChoice) -> None:
         raise InvalidRequest(
             "a PlainTarget cannot be filled through shared memory; use client.shared_memory_target"
         )
-
-
-def begin_into_target(
-    core: ClientCore,
-    request: FetchRequest,
-    descriptor: Descriptor,
-    landing: Landing,
-    progress: LayerProgress,
-    session: TargetSession,
-) -> tuple[DeliveryHead, Receiver]:
-    """Begin a delivery into a target: over the session where that may get from the bucket by
-    itself, else over HTTP, which may allow the session to.
-    """
-    assert descriptor.rdma_target is not None
-    if session.may_get(request.bucket) and request.path is not DeliveryPath.BUFFER:
-        data = requests.descriptor_bytes(descriptor)
-        if len(data) <= SESSION_DESCRIPTOR_BYTES_MAX:
-            try:
-                head, get = _begin_on_session(request, descriptor, data, session)
-                return head, SessionReceiver(get, landing, progress, session)
-            except AccessDenied:  # not any more; over HTTP it is said who may what
-                session.refused_get(request.bucket)
-    exchange, head = begin_over_http(core, request, descriptor)
-    tag = descriptor.rdma_target.tag
-    return head, OutcomeReceiver(exchange, landing, progress, session, tag)
-
-
-def _begin_on_session(
-    request: FetchRequest, descriptor: Descriptor, data: bytes, session: TargetSession
-) -> tuple[DeliveryHead, SessionGet]:
-    """Raises `AccessDenied` where the session may not get from the bucket by itself any more.
-
-    A get that is given up, because nothing is said in time or for any other reason, is cancelled:
-    the server may have it in a queue, where taking the target away does not end it.
-    """
-    assert descriptor.rdma_target is not None
-    get = session.get(
-        GetPrefix(
-            tag=descriptor.rdma_target.tag,
-            bucket=request.bucket,
-            descriptor=data,
-            request_id=request.request_id,
-            path=request.path.value if request.path else "",
-            client_s=max(0.0, time.monotonic() - request.started_s),
-            traceparent=current_traceparent() or "",
-        )
-    )
-    try:
-        begun = get.wait_begun(request.timeout_s)
-        return head_of_session_get(begun, descriptor, request.request_id), get
-    except BaseException:
-        session.cancel_get(get)
-        raise
 
 
 def begin_over_http(

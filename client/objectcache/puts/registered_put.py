@@ -9,9 +9,10 @@ import numpy as np
 
 from objectcache.channel import requests
 from objectcache.channel.responses import PutResult, parse_reply
-from objectcache.core import ClientCore, RegisteredMemory
+from objectcache.core import ClientCore
 from objectcache.landing.refusals import was_refused
 from objectcache.landing.regions import Landing
+from objectcache.landing.registered_memory import RegisteredMemory
 from objectcache.landing.targets import RegisteredTarget
 from objectcache.puts.put_request import PutRequest
 from objectcache.sessions.target_session import TargetSession

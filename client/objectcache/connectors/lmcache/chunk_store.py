@@ -9,12 +9,13 @@ from dataclasses import replace
 from functools import partial
 
 from objectcache.client import Client
-from objectcache.connectors.lmcache.geometry import Bytes, ChunkGeometry
+from objectcache.connectors.lmcache.geometry import ChunkGeometry
 from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache.connectors.store.open_bucket import open_bucket
 from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.store.stored_chunks import match_prefix, put_absent
 from objectcache.kv_bucket import KvBucket
+from objectcache.payload import Bytes
 from objectcache_schemas.compute_windows import WHOLE_S
 from objectcache_schemas.errors import NotFound, ObjectCacheError
 from objectcache_schemas.limits import GIB, Limits

@@ -16,12 +16,12 @@ from typing import Any
 
 from objectcache.async_client import BlockingCalls
 from objectcache.connectors.lmcache.chunk_store import ChunkStore
-from objectcache.connectors.lmcache.geometry import Bytes
 from objectcache.connectors.lmcache.identities import Identities
 from objectcache.connectors.lmcache.memory import bytes_of, geometry_of
 from objectcache.connectors.lmcache.names import keys_of_engine_keys
 from objectcache.connectors.lmcache.settings import store_configuration
 from objectcache.connectors.missing_engine import missing_engine
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import ObjectCacheError
 
 try:

@@ -12,13 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from objectcache.connectors.lmcache.chunk_store import ChunkStore
-from objectcache.connectors.lmcache.geometry import Bytes, ChunkGeometry
+from objectcache.connectors.lmcache.geometry import ChunkGeometry
 from objectcache.connectors.lmcache.identities import Identities
 from objectcache.connectors.lmcache.memory import (
     bytes_of,
@@ -28,6 +28,7 @@ from objectcache.connectors.lmcache.names import interleaved, key_of_object_key
 from objectcache.connectors.lmcache.task_queue import TaskQueue
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.store.configuration import StoreConfiguration
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import ObjectCacheError
 
 try:

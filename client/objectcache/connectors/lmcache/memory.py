@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from objectcache.connectors.lmcache.geometry import Bytes, ChunkGeometry
+from objectcache.connectors.lmcache.geometry import ChunkGeometry
+from objectcache.payload import Bytes
 
 
 def bytes_of(memory_obj: Any) -> Bytes:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from objectcache.connectors.sglang.host_layouts import Bytes, PageGeometry
+from objectcache.connectors.sglang.host_layouts import PageGeometry
 from objectcache.connectors.sglang.host_pool import layout_name, page_starts
 from objectcache.connectors.sglang.page_source import PageSource
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
 
 

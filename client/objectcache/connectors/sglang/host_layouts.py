@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
-
-Bytes = npt.NDArray[np.uint8]
 
 MHA_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head", "page_unified")
 MLA_LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_unified")

@@ -8,12 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from objectcache.connectors.sglang.host_layouts import (
-    Bytes,
-    PageGeometry,
-    is_chunk_order,
-    pages_view,
-)
+from objectcache.connectors.sglang.host_layouts import PageGeometry, is_chunk_order, pages_view
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
 
 

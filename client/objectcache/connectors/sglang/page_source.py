@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from objectcache.connectors.sglang.host_layouts import Bytes
+from objectcache.payload import Bytes
 
 Page = Sequence[Bytes]  # its memory in chunk order: strided arrays one behind the other
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from objectcache.connectors.sglang.host_layouts import Bytes
 from objectcache.landing.targets import RegisteredTarget
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import ObjectCacheError
 
 

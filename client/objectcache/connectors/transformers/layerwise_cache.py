@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from objectcache.connectors.identity.model_identity import identify
 from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.transformers.layer_timings import LayerTimings
 from objectcache.deliveries.delivery import Delivery
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest, Unsupported
 from objectcache_schemas.layout import KvLayout
 
@@ -34,7 +34,6 @@ except ImportError as error:
     _DynamicCache = missing_engine("transformers", error)
     _DynamicLayer = missing_engine("transformers", error)
 
-Bytes = npt.NDArray[np.uint8]
 _LAYOUT = "transformers:l2thd"
 
 

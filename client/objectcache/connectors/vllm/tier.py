@@ -29,7 +29,8 @@ from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.store.stored_chunks import match_prefix, put_chunks_absent
 from objectcache.connectors.vllm.reports.engine_log import log_through_engine, start_told
 from objectcache.connectors.vllm.store import Complaints, Store
-from objectcache.connectors.vllm.worker.paged_layout import Bytes, runs
+from objectcache.connectors.vllm.worker.paged_layout import runs
+from objectcache.payload import Bytes
 from objectcache_schemas.compute_windows import WHOLE_S
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from objectcache.connectors.vllm.plans import SavePlan
 from objectcache.connectors.vllm.store import Complaints
 from objectcache.connectors.vllm.worker.arena import Arena
-from objectcache.connectors.vllm.worker.paged_layout import Bytes, PagedLayer
+from objectcache.connectors.vllm.worker.paged_layout import PagedLayer
 from objectcache.connectors.vllm.worker.staging import Staging
+from objectcache.payload import Bytes
 
 logger = logging.getLogger("objectcache.connectors.vllm")
 PIECE_BLOCKS_MAX = 64  # of one put: it becomes visible, and its memory free, as a whole

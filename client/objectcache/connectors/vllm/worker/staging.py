@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from objectcache.connectors.vllm.worker.paged_layout import Bytes
 from objectcache.landing.targets import RegisteredTarget
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 

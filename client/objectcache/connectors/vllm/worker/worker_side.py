@@ -18,10 +18,11 @@ from objectcache.connectors.vllm.settings import VllmSettings
 from objectcache.connectors.vllm.store import Store
 from objectcache.connectors.vllm.worker.load_timings import LoadTiming, LoadTimings
 from objectcache.connectors.vllm.worker.loads import Loads
-from objectcache.connectors.vllm.worker.paged_layout import Bytes, ContentShape, PagedLayer
+from objectcache.connectors.vllm.worker.paged_layout import ContentShape, PagedLayer
 from objectcache.connectors.vllm.worker.saves import Piece, Saves
 from objectcache.connectors.vllm.worker.staging import Staging
 from objectcache.deliveries.delivery import Delivery
+from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
 
 logger = logging.getLogger("objectcache.connectors.vllm")
