@@ -107,6 +107,11 @@ class ServerProcess:
         return self._process.returncode
 
 
+# A store allocates whole data files, which stay until the last test has run: dozens of the default
+# size would fill a small machine's disk.
+DATA_FILES = "storage.data_file_bytes=134217728"
+
+
 class RunningServer:
     """A storage server and a gateway on one data directory, on free ports of 127.0.0.1."""
 
@@ -116,7 +121,7 @@ class RunningServer:
         # The sockets' directory is a link in /tmp so that their paths stay short.
         self._run_dir = Path(RUN_DIR_PARENT) / f"objectcache-test-{os.getpid()}-{time.time_ns()}"
         self._run_dir.mkdir(mode=0o700)
-        self._settings = settings
+        self._settings = (DATA_FILES, *settings)
         try:
             self._storage = self._start_storage()
             self._gateway = self._start_gateway("127.0.0.1:0")

@@ -20,6 +20,7 @@ from botocore.config import Config
 
 from objectcache.channel.credentials_file import read_credentials
 from tests.s3_clients import boto3_client
+from tests.servers import DATA_FILES
 
 BOUND_S = 60.0  # for whatever a test waits for; generous, because machines may be busy
 MODULES = ("objectcache_gateway", "objectcache_gateway.admin", "objectcache_storage_server")
@@ -40,7 +41,8 @@ class Served:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "objectcache_operations", "serve"),
-                *("--data-dir", str(data_dir), "--listen", listen, *arguments),
+                *("--data-dir", str(data_dir), "--listen", listen),
+                *("--set", DATA_FILES, *arguments),
             ],
             stdout=subprocess.PIPE,
             stderr=self._errors_file,
