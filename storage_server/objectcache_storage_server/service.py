@@ -35,7 +35,7 @@ from objectcache_storage_server.conversations.sessions import SessionServer
 from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.metrics.engine_times import time_engine
+from objectcache_storage_server.metrics.engine_times import TimedEngine
 from objectcache_storage_server.metrics.storage_counts import StorageCounts
 from objectcache_storage_server.operators.change_schedule import ScheduleBook
 from objectcache_storage_server.operators.view_schedule import copy_schedule
@@ -77,9 +77,8 @@ class Service:
         self.settings = settings
         self.storage = storage
         self.limits = settings.limits
-        self.engine = engine
         self.counts = StorageCounts(settings.admin.tenants_in_metrics_max)
-        time_engine(engine, self.counts.engine)
+        self.engine = engine = TimedEngine(engine, self.counts.engine)
         self._metrics_page: MetricsPage | None = None
         self.pool = BufferPool(storage.fragment_bytes, storage.server_in_flight_bytes_max)
         self.registry = TargetRegistry(storage.targets_bytes_max)

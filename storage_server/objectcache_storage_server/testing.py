@@ -1,7 +1,4 @@
-"""Engines that wrap another engine: slower, faulty, or counted.
-
-Each passes every call through `WrappedEngine.call`, the one place where behaviour is added.
-"""
+"""Engines and blob stores that wrap another one: slower, faulty, or counted."""
 
 from __future__ import annotations
 
@@ -14,20 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
-from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
-from objectcache_schemas.records import (
-    BucketConfiguration,
-    BucketInfo,
-    BucketPolicy,
-    Condition,
-    ObjectAttributes,
-    ObjectInfo,
-)
+from objectcache_schemas.records import Condition, ObjectInfo
 from objectcache_storage_server.engines.base import (
     ALWAYS,
     CHECKSUM_BLOCK_BYTES,
-    BucketTotals,
+    BegunReads,
     Committed,
     Engine,
     OpenObjects,
@@ -38,53 +26,19 @@ from objectcache_storage_server.engines.base import (
     StagedPrefix,
     StagedPut,
 )
+from objectcache_storage_server.engines.passing_engine import PassingEngine
 
 T = TypeVar("T")
 
-READS = frozenset({"stat", "match", "open_many", "scan", "read_many"})
+READS = frozenset({"stat", "match", "open_many", "read_small", "scan", "read_many"})
 WRITES = frozenset({"stage", "stage_prefix", "write_at", "write", "commit", "delete"})
 
 
-class WrappedEngine(Engine):
-    """An engine that behaves as `inner` does; owns it, and closes it."""
+class WrappedEngine(PassingEngine):
+    """A passing engine whose parts, what is staged or open, pass their calls through `call`, too.
 
-    def __init__(self, inner: Engine) -> None:
-        self.inner = inner
-        self.capabilities = inner.capabilities
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.inner!r}>"
-
-    def call(self, operation: str, size_bytes: int, action: Callable[[], T]) -> T:
-        """Carry out one operation of the contract, by its method's name.
-
-        `size_bytes` is what `read_many` reads, or `write_at` or `write` writes, else 0.
-        """
-        return action()
-
-    def create_bucket(self, bucket: BucketInfo) -> None:
-        self.call("create_bucket", 0, lambda: self.inner.create_bucket(bucket))
-
-    def bucket(self, name: str) -> BucketInfo:
-        return self.call("bucket", 0, lambda: self.inner.bucket(name))
-
-    def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
-        return self.call("buckets", 0, lambda: self.inner.buckets(after, limit))
-
-    def delete_bucket(self, name: str) -> None:
-        self.call("delete_bucket", 0, lambda: self.inner.delete_bucket(name))
-
-    def set_layout(self, name: str, layout: KvLayout) -> None:
-        self.call("set_layout", 0, lambda: self.inner.set_layout(name, layout))
-
-    def set_policy(self, name: str, policy: BucketPolicy) -> None:
-        self.call("set_policy", 0, lambda: self.inner.set_policy(name, policy))
-
-    def configure_bucket(self, name: str, configuration: BucketConfiguration) -> None:
-        self.call("configure_bucket", 0, lambda: self.inner.configure_bucket(name, configuration))
-
-    def usage(self, name: str) -> BucketTotals:
-        return self.call("usage", 0, lambda: self.inner.usage(name))
+    `size_bytes` is what `read_many` reads, or `write_at` or `write` writes, else 0.
+    """
 
     def stage(
         self, bucket: str, key: str, checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
@@ -121,26 +75,18 @@ class WrappedEngine(Engine):
             for put in inner_puts:
                 put.staged.discard()
 
-    def replace_attributes(
-        self, bucket: str, seen: ObjectInfo, attributes: ObjectAttributes
-    ) -> ObjectInfo:
-        return self.call(
-            "replace_attributes",
-            0,
-            lambda: self.inner.replace_attributes(bucket, seen, attributes),
-        )
-
-    def delete(self, bucket: str, keys: Sequence[str]) -> int:
-        return self.call("delete", 0, lambda: self.inner.delete(bucket, keys))
-
-    def expire(self, bucket: str, infos: Sequence[ObjectInfo]) -> BucketTotals:
-        return self.call("expire", 0, lambda: self.inner.expire(bucket, infos))
-
-    def stat(self, bucket: str, key: str) -> ObjectInfo:
-        return self.call("stat", 0, lambda: self.inner.stat(bucket, key))
-
-    def match(self, bucket: str, keys: Sequence[str]) -> int:
-        return self.call("match", 0, lambda: self.inner.match(bucket, keys))
+    def copy(
+        self,
+        source_bucket: str,
+        source_key: str,
+        staged: Staged,
+        offset_bytes: int = 0,
+        length_bytes: int | None = None,
+        source_etag: str = "",
+    ) -> int:
+        inner = _unwrapped(staged)
+        asked = (source_bucket, source_key, inner, offset_bytes, length_bytes, source_etag)
+        return self.call("copy", 0, lambda: self.inner.copy(*asked))
 
     def open_many(
         self, bucket: str, keys: Sequence[str], *, are_prefix: bool = False
@@ -149,35 +95,6 @@ class WrappedEngine(Engine):
             "open_many", 0, lambda: self.inner.open_many(bucket, keys, are_prefix=are_prefix)
         )
         return WrappedOpenObjects(self, opened)
-
-    def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
-        return self.call("scan", 0, lambda: self.inner.scan(bucket, prefix, start_after, limit))
-
-    @property
-    def damaged_count(self) -> int:
-        return self.inner.damaged_count
-
-    @property
-    def flush_failure(self) -> str:
-        return self.inner.flush_failure
-
-    def check_room(self, size_bytes: int) -> None:
-        self.inner.check_room(size_bytes)
-
-    def status(self) -> EngineStatus:
-        return self.call("status", 0, self.inner.status)
-
-    def totals(self) -> EngineStatus:
-        return self.call("totals", 0, self.inner.totals)
-
-    def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
-        return self.call("check", 0, lambda: self.inner.check(repair, on_progress))
-
-    def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:
-        return self.call("pin", 0, lambda: self.inner.pin(bucket, keys, pinned))
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class WrappedStaged(Staged):
@@ -227,8 +144,35 @@ class WrappedOpenObjects(OpenObjects):
         size_bytes = sum(read.length_bytes for read in reads)
         self._engine.call("read_many", size_bytes, lambda: self.inner.read_many(reads, buffer))
 
+    def begin_reads(self, reads: Sequence[Read], buffer: memoryview) -> BegunReads:
+        size_bytes = sum(read.length_bytes for read in reads)
+        begun = self.inner.begin_reads(reads, buffer)
+        return WrappedReads(self._engine, size_bytes, begun)
+
     def close(self) -> None:
         self.inner.close()
+
+
+class WrappedReads(BegunReads):
+    """Reads of a `WrappedEngine`, which count as its `read_many` when they are finished."""
+
+    def __init__(self, engine: WrappedEngine, size_bytes: int, inner: BegunReads) -> None:
+        self.inner = inner
+        self._engine = engine
+        self._size_bytes = size_bytes
+
+    def when_landed(self, call: Callable[[], None]) -> None:
+        self.inner.when_landed(call)
+
+    def finish(self) -> None:
+        self._engine.call("read_many", self._size_bytes, self.inner.finish)
+
+    def cancel(self) -> None:
+        self.inner.cancel()
+
+
+def _unwrapped(staged: Staged) -> Staged:
+    return staged.inner if isinstance(staged, WrappedStaged) else staged
 
 
 class SlowEngine(WrappedEngine):
@@ -339,7 +283,3 @@ class MeteredEngine(WrappedEngine):
                     meter.size_bytes[operation] += size_bytes
                 else:
                     meter.failures[operation] += 1
-
-
-def _unwrapped(staged: Staged) -> Staged:
-    return staged.inner if isinstance(staged, WrappedStaged) else staged

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from objectcache_schemas.errors import ObjectCacheError, Unsupported
+from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.operators.engine_status import CheckReport
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.engines.base import Engine
@@ -185,9 +185,8 @@ def _misfits(engine: Engine, may_drop: bool) -> list[str]:
     misfits: list[str] = []
     if engine.damaged_count and not may_drop:
         misfits.append(f"{engine.damaged_count} objects are damaged")
-    try:
-        report = engine.check(False, lambda _: True)
-    except Unsupported:
+    if not engine.capabilities.is_operated:
         return misfits
+    report = engine.check(False, lambda _: True)
     clean = CheckReport(objects=report.objects, bytes=report.bytes)
     return misfits if report == clean else [*misfits, f"the check found {report}"]

@@ -131,9 +131,7 @@ class OperatedEngine(MemoryEngine):
         self.repairs: list[bool] = []
 
     def set_policy(self, name: str, policy: BucketPolicy) -> None:
-        with self._lock:
-            bucket = self._find(name)
-            bucket.info = msgspec.structs.replace(bucket.info, policy=policy)
+        self.change_bucket(name, policy=policy)
 
     def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:
         stored = {key for key in keys if self.match(bucket, [key])}

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
-from objectcache_storage_server.engines.base import Engine, OpenObjects, PrefixShape, StagedPut
+from objectcache_storage_server.engines.base import (
+    BegunReads,
+    Engine,
+    OpenObjects,
+    PrefixShape,
+    Staged,
+    StagedPrefix,
+    StagedPut,
+)
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
-from objectcache_storage_server.testing import FaultyEngine, MeteredEngine, SlowEngine
+from objectcache_storage_server.engines.passing_engine import PassingEngine
+from objectcache_storage_server.testing import (
+    FaultyEngine,
+    MeteredEngine,
+    SlowEngine,
+    WrappedOpenObjects,
+    WrappedReads,
+    WrappedStaged,
+    WrappedStagedPrefix,
+)
 from tests.contract.engine_suite import BUCKET, put, read, staged_put, stored_keys
 
 
@@ -134,3 +153,79 @@ def test_a_wrapped_engine_is_told_that_keys_are_a_prefix() -> None:
     inner.create_bucket(BUCKET)
     MeteredEngine(inner).open_many(BUCKET.name, ["a"], are_prefix=True).close()
     assert inner.are_prefix
+
+
+def public_methods(contract: type[object]) -> dict[str, Any]:
+    """What a contract's class declares, but for what it makes of its own methods alone."""
+    return {
+        name: member
+        for name, member in vars(contract).items()
+        if not name.startswith("_") and name not in {"each_bucket", "read_into"}
+        if callable(member) or isinstance(member, property)
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "contract"),
+    [
+        (PassingEngine, Engine),
+        (WrappedOpenObjects, OpenObjects),
+        (WrappedStaged, Staged),
+        (WrappedStagedPrefix, StagedPrefix),
+        (WrappedReads, BegunReads),
+    ],
+)
+def test_a_wrapper_has_every_method_of_its_contract(
+    wrapper: type[object], contract: type[object]
+) -> None:
+    methods = public_methods(contract)
+    assert methods
+    assert methods.keys() <= vars(wrapper).keys()
+
+
+class _Asked:
+    """Notes what it is asked, and answers with itself."""
+
+    capabilities = None
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: object, **kwargs: object) -> _Asked:
+            self.calls.append((name, args, kwargs))
+            return self
+
+        return call
+
+
+def test_a_passing_engine_hands_on_every_call_as_it_is() -> None:
+    for name, member in public_methods(Engine).items():
+        if isinstance(member, property) or name in {"close", "scanning"}:
+            continue
+        inner = _Asked()
+        engine = PassingEngine(cast(Engine, inner))
+        parameters = list(inspect.signature(member).parameters.values())[1:]
+        keywords = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+        args = tuple(object() for _ in range(len(parameters) - len(keywords)))
+        kwargs = {keyword: object() for keyword in keywords}
+        assert getattr(engine, name)(*args, **kwargs) is inner
+        assert inner.calls == [(name, args, kwargs)]
+
+
+def test_a_wrapped_scan_of_several_pages_is_the_inner_engines_own() -> None:
+    engine = MeteredEngine(with_bucket())
+    put(engine, "key", b"data")
+    with engine.scanning(BUCKET.name) as scan:
+        assert [info.key for info in scan("", "", 10)] == ["key"]
+    assert engine.meter.calls["scan"] == 1
+
+
+def test_a_wrapped_copy_is_the_inner_engines_own() -> None:
+    engine = MeteredEngine(with_bucket())
+    put(engine, "key", b"data")
+    staged = engine.stage(BUCKET.name, "copied")
+    assert engine.copy(BUCKET.name, "key", staged) == 4
+    engine.commit([StagedPut(staged, "")])
+    assert read(engine, "copied") == b"data"
+    assert engine.meter.calls["copy"] == 1

@@ -19,11 +19,12 @@ from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailabl
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.records import BucketPolicy, Condition, Durability
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix, StagedPut
+from objectcache_storage_server.engines.catalog import BucketRow
 from objectcache_storage_server.engines.local.commits.judged_commit import LocalCommit
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange
 from objectcache_storage_server.engines.local.puts.writer_space import PutBuffers
-from objectcache_storage_server.engines.local.records import BucketRow, VersionName
+from objectcache_storage_server.engines.local.records import VersionName
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
 from objectcache_storage_server.engines.local.volumes.volume import Transfer

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.records import BucketInfo, ObjectAttributes, ObjectInfo
+from objectcache_storage_server.engines.catalog import BucketRow
 from objectcache_storage_server.engines.local.index.index_rows import (
     STORED_EXTENT,
     STORED_OBJECT,
@@ -23,7 +24,6 @@ from objectcache_storage_server.engines.local.index.index_rows import (
     uses_of,
 )
 from objectcache_storage_server.engines.local.records import (
-    BucketRow,
     Version,
     key_hash,
     seal,

@@ -13,7 +13,7 @@ from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.engines.base import StagedPut
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.engines.open_engine import open_engine
-from objectcache_storage_server.metrics.engine_times import EngineTimes, time_engine
+from objectcache_storage_server.metrics.engine_times import EngineTimes, TimedEngine
 from objectcache_storage_server.metrics.storage_counts import DeliveryKind, StorageCounts
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
@@ -101,8 +101,8 @@ def test_consumed_layers_add_compute_and_stalls_that_are_longer_than_asking() ->
 
 
 def test_an_engines_calls_are_timed_and_its_errors_go_through() -> None:
-    times, engine = EngineTimes(), MemoryEngine()
-    time_engine(engine, times)
+    times = EngineTimes()
+    engine = TimedEngine(MemoryEngine(), times)
     engine.create_bucket(BucketInfo(name="b", owner="o", region="r", created_s=0.0))
     assert engine.match("b", ["x"]) == 0
     for _ in range(2):

@@ -17,7 +17,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from objectcache_schemas.errors import NotFound, PreconditionFailed, Unsupported
+from objectcache_schemas.errors import (
+    NotFound,
+    ObjectCacheError,
+    PreconditionFailed,
+    Unsupported,
+)
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
@@ -40,12 +45,11 @@ COPY_BYTES = 1 * MIB  # piece of a copy through memory; a multiple of CHECKSUM_B
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities:
-    """What an engine can do; checked once at the start, never by trying."""
+    """What an engine can do; asked, never found out by trying."""
 
     name: str
-    persistent: bool  # acknowledged objects outlive the process
-    alignment_bytes: int = 1  # of memory that is read into, for full speed
-    reads_into_shared_memory: bool = True  # without a copy of its own in between
+    is_operated: bool = False  # it has bucket policies, pins and a check
+    queue_depth: int = 0  # reads to have begun at a time; 0: `read_many`, in as many threads
 
 
 class Placement(NamedTuple):
@@ -162,7 +166,8 @@ class Staged(ABC):
         """Store `data` at `offset_bytes`, in any order, each byte once.
 
         `offset_bytes` is a multiple of `checksum_block_bytes`, and so is the length unless the
-        write ends the object. The data may be reused when the call returns. Raises `StorageFull`.
+        write ends the object. The data may be reused when the call returns. Raises `StorageFull`,
+        `Busy` and `Unavailable`.
         """
 
     @abstractmethod
@@ -180,13 +185,49 @@ class StagedPrefix(ABC):
         """Store the payload's next bytes: each call begins where the one before ended, at 0 first.
 
         The data may be reused when the call returns; one thread writes at a time. Every position
-        but the last end is a multiple of the chunks' checksum block. Raises `StorageFull`.
+        but the last end is a multiple of the chunks' checksum block. Raises `StorageFull`, `Busy`
+        and `Unavailable`.
         """
 
     def discard(self) -> None:
         """Forget what was not committed, and its space. A second call has no effect."""
         for staged in self.staged:
             staged.discard()
+
+
+class BegunReads(ABC):
+    """Reads under way. The engine writes to their landing memory until they have landed."""
+
+    @abstractmethod
+    def when_landed(self, call: Callable[[], None]) -> None:
+        """Have `call` called once, in any thread, as soon as `finish` need not wait: now, perhaps.
+        It must not wait for anything.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait until they have landed, and verify them. To be called once. Raises as `read_many`,
+        and `Unavailable` for what was cancelled.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Nobody wants them any more. They still land, earlier where the engine can have it so."""
+
+
+class _EndedReads(BegunReads):
+    def __init__(self, error: ObjectCacheError | None) -> None:
+        self._error = error
+
+    def when_landed(self, call: Callable[[], None]) -> None:
+        call()
+
+    def finish(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """They have landed."""
 
 
 class OpenObjects(ABC):
@@ -208,8 +249,22 @@ class OpenObjects(ABC):
 
         On an error the buffer's content is undefined. Raises `DamagedData` with
         `details.key` where bytes do not match their checksum; the object is dropped from the index,
-        so that it reads as missing from then on.
+        so that it reads as missing from then on. Raises `Unavailable` where the bytes could not be
+        had, in time or at all, and `Busy`: neither says anything of the object, which stays.
         """
+
+    def begin_reads(self, reads: Sequence[Read], buffer: memoryview) -> BegunReads:
+        """The same, begun and ended apart; raises nothing that a read may fail with.
+
+        Worth it with an engine whose `capabilities.queue_depth` is not 0: it lets as many be under
+        way. Here all is done before it returns. What was begun must be finished before `close`.
+        """
+        error: ObjectCacheError | None = None
+        try:
+            self.read_many(reads, buffer)
+        except ObjectCacheError as caught:
+            error = caught
+        return _EndedReads(error)
 
     @abstractmethod
     def close(self) -> None:

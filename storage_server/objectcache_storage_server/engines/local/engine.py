@@ -21,11 +21,8 @@ import numpy.typing as npt
 
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
-from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.records import (
-    BucketConfiguration,
-    BucketInfo,
     BucketPolicy,
     Condition,
     Durability,
@@ -38,7 +35,6 @@ from objectcache_storage_server.engines.base import (
     CHECKSUM_BLOCK_BYTES,
     BucketTotals,
     Committed,
-    Engine,
     EngineCapabilities,
     OpenObjects,
     PrefixShape,
@@ -52,22 +48,21 @@ from objectcache_storage_server.engines.block_checksums import (
     stored_block_bytes,
 )
 from objectcache_storage_server.engines.bucket_rules import (
-    bucket_exists,
-    bucket_not_empty,
-    check_layout_change,
     no_such_key,
 )
+from objectcache_storage_server.engines.catalog import BucketRow
+from objectcache_storage_server.engines.catalog_engine import CatalogEngine, DamageCount
 from objectcache_storage_server.engines.commit_rules import check_batch
 from objectcache_storage_server.engines.data_folders import lock_folder, sync_folder
 from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch
 from objectcache_storage_server.engines.key_order import key_bytes
 from objectcache_storage_server.engines.local.commits.commit_group import CommitGroups
 from objectcache_storage_server.engines.local.commits.flush_later import Flusher
-from objectcache_storage_server.engines.local.commits.judged_commit import LocalCommit, NewObject
+from objectcache_storage_server.engines.local.commits.judged_commit import LocalCommit, NewLocal
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange, LocalIndex
 from objectcache_storage_server.engines.local.puts.join_objects import JoinedRuns, can_join
 from objectcache_storage_server.engines.local.puts.staged_prefix import LocalStagedPrefix
-from objectcache_storage_server.engines.local.puts.staged_runs import StagedRun
+from objectcache_storage_server.engines.local.puts.staged_runs import LocalStaged, StagedRun
 from objectcache_storage_server.engines.local.puts.writer_space import PutBuffers, WriterSpace
 from objectcache_storage_server.engines.local.reads.path_use import PathUse
 from objectcache_storage_server.engines.local.reads.pin_versions import open_sources
@@ -76,7 +71,7 @@ from objectcache_storage_server.engines.local.reads.verified_reads import (
     DamagedVersion,
     LocalOpenObjects,
 )
-from objectcache_storage_server.engines.local.records import BucketRow, Version, VersionName
+from objectcache_storage_server.engines.local.records import Version, VersionName
 from objectcache_storage_server.engines.local.space.extent_geometry import split_into_extents
 from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.upkeep.describe_store import engine_status
@@ -94,14 +89,14 @@ DELETE_KEYS = 256  # of one transaction, which bounds what a delete on a full de
 log = logging.getLogger("objectcache.storage_server.engines.local")
 
 
-class LocalEngine(Engine):
+class LocalEngine(CatalogEngine[Version]):
     """Opens the store below `data_dir`, recovering from a crash, and starts its upkeep.
 
     Raises `Unavailable` where another process uses the store, or it cannot be used. `changing`
     guards every change of the index together with the holdings that follow from it.
     """
 
-    capabilities = EngineCapabilities(name="local", persistent=True, alignment_bytes=4096)
+    capabilities = EngineCapabilities(name="local", is_operated=True)
 
     def __init__(
         self,
@@ -110,15 +105,13 @@ class LocalEngine(Engine):
         open_volume: Callable[[FilePath, StorageSettings], Volume],
         clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(FlushLatch(), DamageCount())
         self.settings = settings
         self.clock = clock
-        self.flush_latch = FlushLatch()
         self.changing = threading.Lock()
         self.evicted_objects = self.evicted_bytes = self.expired_objects = 0
         self._data_dir = data_dir
-        self._damaged_lock = threading.Lock()
         self._evicting = threading.Lock()
-        self._damaged_count = 0
         with contextlib.ExitStack() as opened:
             with translated(f"create {data_dir}", data_dir):
                 data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,7 +119,7 @@ class LocalEngine(Engine):
             opened.callback(os.close, lock_folder(data_dir))
             _check_engine(data_dir)
             self.index = LocalIndex(
-                data_dir / "index", settings.index_bytes_max, self.count_damaged, self.flush_latch
+                data_dir / "index", settings.index_bytes_max, self.damage.add, self.flush_latch
             )
             opened.callback(self.index.close)
             with translated("open the data files", data_dir):
@@ -152,52 +145,18 @@ class LocalEngine(Engine):
     def __repr__(self) -> str:
         return f"<LocalEngine {self._data_dir}, {len(self.holdings.objects)} objects>"
 
+    @property
+    def catalog(self) -> LocalIndex:
+        return self.index
+
     # --- buckets ---
 
-    def create_bucket(self, bucket: BucketInfo) -> None:
-        with self.index.writing() as change:
-            existing = change.find_bucket(bucket.name)
-            if existing is not None:
-                raise bucket_exists(existing.info, bucket)
-            change.add_bucket(bucket)
-
-    def bucket(self, name: str) -> BucketInfo:
-        return self._bucket_row(name).info
-
-    def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
-        with self.index.reading() as view:
-            return view.buckets(after, limit)
-
-    def delete_bucket(self, name: str) -> None:
-        with self.index.writing() as change:
-            number = change.bucket(name).number
-            if not change.is_empty(number):
-                raise bucket_not_empty(name)
-            change.remove_bucket(number)
-
-    def set_layout(self, name: str, layout: KvLayout) -> None:
-        with self.index.writing() as change:
-            bucket = change.bucket(name)
-            misfit_key = change.key_of_other_size(bucket.number, layout.chunk_bytes)
-            check_layout_change(bucket.info, layout, misfit_key)
-            changed = msgspec.structs.replace(bucket.info, layout=layout)
-            change.replace_bucket(bucket.number, changed)
-
     def set_policy(self, name: str, policy: BucketPolicy) -> None:
-        with self.index.writing() as change:
-            bucket = change.bucket(name)
-            changed = msgspec.structs.replace(bucket.info, policy=policy)
-            change.replace_bucket(bucket.number, changed)
+        self.change_bucket(name, policy=policy)
         self.upkeep.wake()
 
-    def configure_bucket(self, name: str, configuration: BucketConfiguration) -> None:
-        with self.index.writing() as change:
-            bucket = change.bucket(name)
-            changed = msgspec.structs.replace(bucket.info, configuration=configuration)
-            change.replace_bucket(bucket.number, changed)
-
     def usage(self, name: str) -> BucketTotals:
-        return self.holdings.totals(self._bucket_row(name).number)
+        return self.holdings.totals(self.bucket_row(name).number)
 
     # --- writing ---
 
@@ -205,7 +164,7 @@ class LocalEngine(Engine):
         self, bucket: str, key: str, checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES
     ) -> Staged:
         key_bytes(key)
-        self._bucket_row(bucket)
+        self.bucket_row(bucket)
         run_bytes_max = self.extent_bytes_max
         return StagedRun(self.space, bucket, key, checksum_block_bytes, run_bytes_max)
 
@@ -213,7 +172,7 @@ class LocalEngine(Engine):
         for key in shape.keys:
             key_bytes(key)
         slice_block_bytes(shape.slice_bytes)
-        self._bucket_row(bucket)
+        self.bucket_row(bucket)
         if shape.chunk_bytes > self.extent_bytes_max:
             return self._new_prefix_apart(bucket, shape)
         return self._new_prefix(bucket, shape)
@@ -227,7 +186,7 @@ class LocalEngine(Engine):
         checksum_block_bytes: int = CHECKSUM_BLOCK_BYTES,
     ) -> Staged | None:
         key_bytes(key)
-        self._bucket_row(bucket)
+        self.bucket_row(bucket)
         with self.holdings.looking_up(), self.index.reading() as view:
             row = view.bucket(source_bucket)
             found = view.versions(row.number, [source.key for source in sources])
@@ -271,15 +230,15 @@ class LocalEngine(Engine):
             return []
         try:
             modified_s = self.clock()
-            new = [NewObject.of(put, modified_s) for put in puts]
+            new = [_new_object(put, modified_s) for put in puts]
             commit = LocalCommit(self, new, condition)
             commit.prepare()
             self._commit_groups.store(commit)
         finally:
             for put in puts:
                 put.staged.discard()  # of no effect on what was stored
-        for key, reason in commit.damaged.items():
-            self.count_damaged(key, reason)
+        for key, reason in commit.judge.damaged.items():
+            self.damage.add(key, reason)
         self.flush_latch.check()
         return commit.outcome()
 
@@ -304,7 +263,7 @@ class LocalEngine(Engine):
         return info
 
     def delete(self, bucket: str, keys: Sequence[str]) -> int:
-        number = self._bucket_row(bucket).number
+        number = self.bucket_row(bucket).number
         count = 0
         for begin in range(0, len(keys), DELETE_KEYS):
             some = keys[begin : begin + DELETE_KEYS]
@@ -316,7 +275,7 @@ class LocalEngine(Engine):
         return count
 
     def expire(self, bucket: str, infos: Sequence[ObjectInfo]) -> BucketTotals:
-        number = self._bucket_row(bucket).number
+        number = self.bucket_row(bucket).number
         gone: list[Version] = []
         for begin in range(0, len(infos), DELETE_KEYS):
             seen = {info.key: info for info in infos[begin : begin + DELETE_KEYS]}
@@ -353,17 +312,6 @@ class LocalEngine(Engine):
         return deleted
 
     # --- reading ---
-
-    def stat(self, bucket: str, key: str) -> ObjectInfo:
-        with self.index.reading() as view:
-            version = view.versions(view.bucket(bucket).number, [key]).get(key)
-        if version is None:
-            raise no_such_key(key)
-        return version.info
-
-    def match(self, bucket: str, keys: Sequence[str]) -> int:
-        with self.index.reading() as view:
-            return view.match(view.bucket(bucket).number, keys)
 
     def open_many(
         self, bucket: str, keys: Sequence[str], *, are_prefix: bool = False
@@ -407,10 +355,6 @@ class LocalEngine(Engine):
         """
         return open_sources(self.holdings, self.path_use, versions, verification, _as_damage)
 
-    def scan(self, bucket: str, prefix: str, start_after: str, limit: int) -> list[ObjectInfo]:
-        with self.index.reading() as view:
-            return view.scan(view.bucket(bucket).number, prefix, start_after, limit)
-
     @contextlib.contextmanager
     def scanning(
         self, bucket: str
@@ -419,19 +363,7 @@ class LocalEngine(Engine):
             number = view.bucket(bucket).number
             yield lambda prefix, start_after, limit: view.scan(number, prefix, start_after, limit)
 
-    def _bucket_row(self, name: str) -> BucketRow:
-        with self.index.reading() as view:
-            return view.bucket(name)
-
     # --- damage ---
-
-    @property
-    def damaged_count(self) -> int:
-        return self._damaged_count
-
-    @property
-    def flush_failure(self) -> str:
-        return self.flush_latch.failure
 
     def _read_failed(self, error: DamagedVersion | OSError) -> Exception:
         if isinstance(error, DamagedVersion):
@@ -446,7 +378,7 @@ class LocalEngine(Engine):
             return False
         dropped = self.remove(lambda _: [version.name])
         if dropped:
-            self.count_damaged(version.info.key, reason)
+            self.damage.add(version.info.key, reason)
         return bool(dropped)
 
     def forget_lost(self) -> None:
@@ -461,12 +393,6 @@ class LocalEngine(Engine):
             if emptied:
                 self.index.change_with_reserve(lambda change: change.remove_extents(emptied))
             self.flusher.drop(emptied)
-
-    def count_damaged(self, key: str, reason: str) -> None:
-        """Count an object that was dropped because it is not what was stored."""
-        with self._damaged_lock:
-            self._damaged_count += 1
-        log.error("dropped the damaged object %r: %s", key, reason)
 
     # --- capacity ---
 
@@ -585,6 +511,11 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         self._opened.close()
+
+
+def _new_object(put: StagedPut, modified_s: float) -> NewLocal:
+    assert isinstance(put.staged, LocalStaged)
+    return NewLocal.of(put, put.staged, modified_s)
 
 
 def _as_damage(error: DamagedVersion | OSError) -> Exception:

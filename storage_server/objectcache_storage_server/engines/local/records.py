@@ -7,13 +7,13 @@ byte nor a record under another key goes unnoticed, though the record repeats ne
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
 from objectcache_schemas.records import BucketInfo, ObjectAttributes, ObjectInfo
+from objectcache_storage_server.engines.catalog import BucketRow
 
 SEAL_BYTES = 8  # of the checksum before a record
 BUCKET_BYTES = 4  # of a bucket's number, big-endian, before a key
@@ -49,14 +49,6 @@ class Version(msgspec.Struct, frozen=True, gc=False):
     def name(self) -> VersionName:
         """Which version this is."""
         return VersionName(self.bucket_number, self.info.key, self.serial)
-
-
-@dataclass(frozen=True, slots=True)
-class BucketRow:
-    """A bucket and the number under which its objects are stored."""
-
-    number: int
-    info: BucketInfo
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):

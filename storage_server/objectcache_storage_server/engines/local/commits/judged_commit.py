@@ -1,89 +1,41 @@
-"""One commit of the local engine: judged, its bytes flushed, and named in the index.
-
-It is judged twice. The first time without a lock, so that what is refused or stored already costs
-no flush; the second time inside the transaction, whose verdict counts.
-"""
+"""One commit of the local engine: judged, its bytes flushed, and named in the index."""
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.errors import DamagedData, InvalidRequest, StorageFull
-from objectcache_schemas.records import BucketInfo, Condition, Durability, ObjectInfo
-from objectcache_storage_server.engines.base import Committed, StagedPut
+from objectcache_schemas.errors import InvalidRequest, StorageFull
+from objectcache_schemas.records import BucketInfo, Condition, Durability
+from objectcache_storage_server.engines.base import Committed
 from objectcache_storage_server.engines.block_checksums import BlockHasher
-from objectcache_storage_server.engines.commit_rules import Verdict, check_fits_layout, judge
-from objectcache_storage_server.engines.content_etags import content_etag
+from objectcache_storage_server.engines.catalog import BucketRow
+from objectcache_storage_server.engines.judge_commit import CommitJudge, NewObject
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange
 from objectcache_storage_server.engines.local.puts.staged_runs import LocalStaged
 from objectcache_storage_server.engines.local.reads.verified_reads import PIECE_BYTES
-from objectcache_storage_server.engines.local.records import BucketRow, Version, key_hash
+from objectcache_storage_server.engines.local.records import Version, key_hash
 
 if TYPE_CHECKING:
     from objectcache_storage_server.engines.local.engine import LocalEngine
 
 
-@dataclass(frozen=True, slots=True)
-class NewObject:
-    """A staged object and what will be said of it."""
-
-    staged: LocalStaged
-    info: ObjectInfo
-
-    @staticmethod
-    def of(put: StagedPut, modified_s: float) -> NewObject:
-        """The object that a put would store; asserts that it was written whole."""
-        staged = put.staged
-        assert isinstance(staged, LocalStaged)
-        staged.finish()
-        size_bytes = staged.size_bytes()
-        info = ObjectInfo(
-            key=staged.key,
-            size_bytes=size_bytes,
-            etag=put.etag or content_etag(size_bytes, staged.checksums()),
-            modified_s=modified_s,
-            attributes=put.attributes,
-        )
-        return NewObject(staged, info)
-
-    @property
-    def key(self) -> str:
-        """The object's key."""
-        return self.info.key
-
-    def version(self, bucket: BucketRow, number: int) -> Version:
-        """The version as the index stores it."""
-        staged = self.staged
-        extents, slot = staged.place()
-        parent_key = staged.parent_key
-        return Version(
-            bucket_number=bucket.number,
-            info=self.info,
-            number=number,
-            serial=0,
-            block_bytes=staged.block_bytes,
-            checksums=staged.checksums(),
-            extents=extents,
-            slot=slot,
-            is_evictable=staged.is_chunk or bucket.info.layout is not None,
-            parent_hash=0 if parent_key is None else key_hash(bucket.number, parent_key),
-        )
+NewLocal = NewObject[LocalStaged]
 
 
 class LocalCommit:
     """The steps of a commit, and what it found on the way. `commit_group` takes them in order."""
 
-    def __init__(self, engine: LocalEngine, new: Sequence[NewObject], condition: Condition) -> None:
-        self.damaged: dict[str, str] = {}  # key to reason, of stored versions that were replaced
+    def __init__(self, engine: LocalEngine, new: Sequence[NewLocal], condition: Condition) -> None:
+        self.judge = CommitJudge[LocalStaged, Version](new, condition, self._hash_stored)
         self.bucket_name = new[0].staged.bucket
         self.keys = [each.key for each in new]
-        self.to_store: Sequence[NewObject] = ()
+        self.to_store: Sequence[NewLocal] = ()
         self.replaced: list[Version] = []
         self.taken_over: list[Version] = []
         self.versions: Sequence[Version] = ()  # what was stored
@@ -91,10 +43,8 @@ class LocalCommit:
         self._engine = engine
         self._holdings = engine.holdings
         self._new = new
-        self._condition = condition
         self._stored: Mapping[str, Version] = {}
         self._flushed: set[int] = set()
-        self._same_bytes: dict[tuple[str, int], bool] = {}  # by key and serial, where it was read
 
     @property
     def takes_over(self) -> bool:
@@ -106,7 +56,7 @@ class LocalCommit:
         with self._engine.index.reading() as view:
             bucket = view.bucket(self.bucket_name)
             self._stored = view.versions(bucket.number, self.keys)
-        self.to_store = self._judge(bucket, self._stored)
+        self.to_store = self.judge.to_store(bucket.info, self._stored)
         self.durable = bucket.info.policy.durability is Durability.SYNC
         self._engine.make_room_in(bucket, self._growth_bytes(self.to_store, self._stored))
 
@@ -129,7 +79,7 @@ class LocalCommit:
         """
         bucket = change.bucket(self.bucket_name)
         self._stored = stored = change.versions(bucket.number, self.keys)
-        self.to_store = self._judge(bucket, stored)
+        self.to_store = self.judge.to_store(bucket.info, stored)
         growth_bytes = self._growth_bytes(self.to_store, stored)
         self._check_quota(bucket, grown_bytes[bucket.number], growth_bytes)
         self.durable = bucket.info.policy.durability is Durability.SYNC
@@ -154,7 +104,7 @@ class LocalCommit:
     ) -> Sequence[Version]:
         """Give the new versions numbers, and add their extents."""
         self.versions = [
-            each.version(bucket, number)
+            _version(each, bucket, number)
             for each, number in zip(self.to_store, numbers, strict=True)
         ]
         self._add_extents(change, bucket, self.versions)
@@ -175,13 +125,7 @@ class LocalCommit:
 
     def outcome(self) -> list[Committed]:
         """What became of each object."""
-        is_new = {each.key for each in self.to_store}
-        return [
-            Committed(each.info, existed=False)
-            if each.key in is_new
-            else Committed(self._stored[each.key].info, existed=True)
-            for each in self._new
-        ]
+        return self.judge.outcome(self.to_store, self._stored)
 
     def _add_extents(
         self, change: IndexChange, bucket: BucketRow, versions: Sequence[Version]
@@ -200,53 +144,20 @@ class LocalCommit:
         if bucket.info.policy.durability is Durability.ASYNC:
             change.mark_unflushed(numbers)
 
-    # --- judging ---
-
-    def _judge(self, bucket: BucketRow, stored: Mapping[str, Version]) -> list[NewObject]:
-        """Those that are to be stored."""
-        self.damaged = {}
-        return [each for each in self._new if self._is_to_store(bucket, each, stored.get(each.key))]
-
-    def _is_to_store(self, bucket: BucketRow, new: NewObject, stored: Version | None) -> bool:
-        check_fits_layout(new.key, new.info.size_bytes, bucket.info.layout)
-        try:
-            verdict = judge(
-                new.key,
-                self._condition,
-                self._condition.immutable or bucket.info.layout is not None,
-                stored.info if stored else None,
-                lambda: stored is not None and self._holds_same_bytes(stored, new),
-            )
-        except DamagedData as damage:  # what is stored is no bytes of anybody's: put it right
-            self.damaged[new.key] = str(damage)
-            return True
-        return verdict is Verdict.STORE
-
-    def _holds_same_bytes(self, stored: Version, new: NewObject) -> bool:
-        if stored.info.size_bytes != new.info.size_bytes:
-            return False
-        if stored.block_bytes == new.staged.block_bytes:
-            return stored.checksums == new.staged.checksums()
-        name = (new.key, stored.serial)
-        if name not in self._same_bytes:
-            self._same_bytes[name] = self._compare(stored, new.staged)
-        return self._same_bytes[name]
-
-    def _compare(self, stored: Version, new: LocalStaged) -> bool:
-        """Read the stored bytes and hash them in the new blocks; raises `DamagedData`."""
-        hasher = BlockHasher(new.block_bytes)
+    def _hash_stored(self, stored: Version, block_bytes: int) -> array[int]:
+        hasher = BlockHasher(block_bytes)
         with self._engine.open_versions([stored]) as opened:
             piece = memoryview(bytearray(min(PIECE_BYTES, stored.info.size_bytes)))
             for offset_bytes in range(0, stored.info.size_bytes, PIECE_BYTES):
                 part = piece[: stored.info.size_bytes - offset_bytes]
                 opened.read_into(0, offset_bytes, part)
                 hasher.update(part)
-        return hasher.finish() == new.checksums()
+        return hasher.finish()
 
     # --- room ---
 
     @staticmethod
-    def _growth_bytes(to_store: Sequence[NewObject], stored: Mapping[str, Version]) -> int:
+    def _growth_bytes(to_store: Sequence[NewLocal], stored: Mapping[str, Version]) -> int:
         return sum(
             each.info.size_bytes - (stored[each.key].info.size_bytes if each.key in stored else 0)
             for each in to_store
@@ -259,6 +170,25 @@ class LocalCommit:
             over_bytes = stored_bytes + growth_bytes - quota_bytes
             if over_bytes > 0:
                 raise quota_exceeded(bucket.info, stored_bytes, growth_bytes)
+
+
+def _version(new: NewLocal, bucket: BucketRow, number: int) -> Version:
+    """The version as the index stores it."""
+    staged = new.staged
+    extents, slot = staged.place()
+    parent_key = staged.parent_key
+    return Version(
+        bucket_number=bucket.number,
+        info=new.info,
+        number=number,
+        serial=0,
+        block_bytes=staged.block_bytes,
+        checksums=staged.checksums(),
+        extents=extents,
+        slot=slot,
+        is_evictable=staged.is_chunk or bucket.info.layout is not None,
+        parent_hash=0 if parent_key is None else key_hash(bucket.number, parent_key),
+    )
 
 
 def quota_exceeded(bucket: BucketInfo, stored_bytes: int, growth_bytes: int) -> StorageFull:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache_schemas.records import BucketInfo
+from objectcache_storage_server.engines.catalog import BucketRow, CatalogChange
 from objectcache_storage_server.engines.key_order import key_bytes, key_raw, key_text
 from objectcache_storage_server.engines.local.index.index_errors import damaged_index
 from objectcache_storage_server.engines.local.index.index_rows import (
@@ -30,7 +31,6 @@ from objectcache_storage_server.engines.local.index.index_view import (
 from objectcache_storage_server.engines.local.index.long_keys import FIRST_SEGMENT
 from objectcache_storage_server.engines.local.index.object_spaces import raw_space
 from objectcache_storage_server.engines.local.records import (
-    BucketRow,
     Record,
     Version,
     VersionName,
@@ -47,7 +47,7 @@ _BUCKETS, _SEGMENTS = b"last bucket", b"last segment"  # counters
 _FIRST_BUCKET = 1
 
 
-class IndexChange(IndexView):
+class IndexChange(IndexView, CatalogChange[Version]):
     """Look-ups and changes of one transaction. Damage that a look-up meets is dropped."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], databases: Databases) -> None:
@@ -64,7 +64,6 @@ class IndexChange(IndexView):
     # --- buckets ---
 
     def add_bucket(self, info: BucketInfo) -> int:
-        """Add a bucket, whose name must be free; returns its number, which no other ever has."""
         number = self._next_number(_BUCKETS, _FIRST_BUCKET)
         self.replace_bucket(number, info)
         return number

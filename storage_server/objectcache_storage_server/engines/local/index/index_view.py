@@ -12,7 +12,7 @@ import lmdb
 import numpy as np
 
 from objectcache_schemas.records import BucketInfo, ObjectInfo
-from objectcache_storage_server.engines.bucket_rules import no_such_bucket
+from objectcache_storage_server.engines.catalog import BucketRow, CatalogView
 from objectcache_storage_server.engines.key_order import key_bytes, key_raw, key_text, scan_bounds
 from objectcache_storage_server.engines.local.index.index_errors import damaged_index
 from objectcache_storage_server.engines.local.index.index_rows import (
@@ -26,7 +26,6 @@ from objectcache_storage_server.engines.local.index.index_rows import (
 )
 from objectcache_storage_server.engines.local.index.object_spaces import ObjectSpaces, raw_space
 from objectcache_storage_server.engines.local.records import (
-    BucketRow,
     Record,
     Version,
     info_of,
@@ -67,7 +66,7 @@ class Damage:
         return bool(self.rows or self.numbers or self.extents)
 
 
-class IndexView:
+class IndexView(CatalogView[Version]):
     """Look-ups of one transaction. Rows that do not match their checksum count as missing."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], databases: Databases) -> None:
@@ -85,13 +84,6 @@ class IndexView:
             return None
         stored = self._txn.get(raw, db=self._databases.buckets)
         return None if stored is None else _bucket_row(raw, stored)
-
-    def bucket(self, name: str) -> BucketRow:
-        """The bucket of this name; raises `NotFound` (NoSuchBucket)."""
-        found = self.find_bucket(name)
-        if found is None:
-            raise no_such_bucket(name)
-        return found
 
     def bucket_rows(self) -> list[BucketRow]:
         """All buckets by name, hidden ones too. What is damaged is left out, and in `damage`."""

@@ -22,6 +22,7 @@ import lmdb
 from objectcache_runtime.durable_names import flush_directory
 from objectcache_schemas.errors import StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
+from objectcache_storage_server.engines.catalog import Catalog
 from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch, forget_cached
 from objectcache_storage_server.engines.local.index.index_change import IndexChange
 from objectcache_storage_server.engines.local.index.index_errors import (
@@ -31,6 +32,7 @@ from objectcache_storage_server.engines.local.index.index_errors import (
 )
 from objectcache_storage_server.engines.local.index.index_rows import USES_ROWS
 from objectcache_storage_server.engines.local.index.index_view import Databases, IndexView
+from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.space_reserve import SpaceReserve
 from objectcache_storage_server.engines.system_errors import translated
 
@@ -49,7 +51,7 @@ _FORMAT = b"format"
 DATA_NAME = "data.mdb"  # as LMDB calls it
 
 
-class LocalIndex:
+class LocalIndex(Catalog[Version]):
     """Buckets, objects and extents. Safe to use from any thread."""
 
     def __init__(

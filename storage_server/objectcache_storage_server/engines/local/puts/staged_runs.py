@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache_schemas.limits import KIB
-from objectcache_storage_server.engines.base import Staged
 from objectcache_storage_server.engines.block_checksums import (
     block_checksums,
     stored_block_bytes,
 )
+from objectcache_storage_server.engines.judge_commit import FinishedStaged
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.volumes.volume import (
@@ -82,21 +82,8 @@ class ExtentSource(Protocol):
         ...
 
 
-class LocalStaged(Staged):
+class LocalStaged(FinishedStaged):
     """What a commit asks of anything staged by the local engine."""
-
-    block_bytes: int
-
-    def finish(self) -> None:
-        """Write what is still in memory; nothing is written after it."""
-
-    @abstractmethod
-    def size_bytes(self) -> int:
-        """Bytes of the whole object; asserts that each was written, once."""
-
-    @abstractmethod
-    def checksums(self) -> array[int]:
-        """xxh3_64 of each block."""
 
     @abstractmethod
     def place(self) -> tuple[tuple[int, ...], int]:

@@ -286,7 +286,7 @@ def _drop(engine: LocalEngine, version: Version, extents: tuple[int, ...]) -> bo
         engine.holdings.forget(deleted)
         engine.flusher.drop(emptied)
     for each in deleted:
-        engine.count_damaged(each.info.key, "its place is impossible, or another object's")
+        engine.damage.add(each.info.key, "its place is impossible, or another object's")
     return bool(deleted)
 
 

@@ -75,7 +75,7 @@ def _drop_lost_extents(engine: LocalEngine) -> None:
 
     for version in engine.index.change_with_reserve(change_index):
         objects.remove(version.number)
-        engine.count_damaged(version.info.key, "its data file, or its place in it, is missing")
+        engine.damage.add(version.info.key, "its data file, or its place in it, is missing")
     for number in lost:
         extents.remove(number)
 

@@ -1,4 +1,4 @@
-"""The files engine's index: an SQLite database of buckets and object versions.
+"""The files engine's catalog: an SQLite database of buckets and object versions.
 
 One connection writes, another reads, so that look-ups do not wait for a commit's flush. A
 transaction is durable when it has ended (WAL, synchronous=FULL): every commit flushes what it has
@@ -21,12 +21,16 @@ from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailabl
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.engines.base import BucketTotals
-from objectcache_storage_server.engines.bucket_rules import no_such_bucket
-from objectcache_storage_server.engines.files.index_records import (
-    BucketRow,
+from objectcache_storage_server.engines.blobs.blob_catalog import (
+    BlobCatalog,
+    BlobChange,
+    BlobVersion,
+    BlobVersionName,
+    BlobView,
+)
+from objectcache_storage_server.engines.catalog import BucketRow
+from objectcache_storage_server.engines.files.catalog_rows import (
     Record,
-    Version,
-    VersionName,
     row_of_version,
     seal_bucket,
     unseal_bucket,
@@ -119,7 +123,7 @@ _INSERT = "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)"
 _DELETE = "DELETE FROM objects WHERE bucket = ? AND key = ? AND id = ?"
 
 
-class FilesIndex:
+class SqliteCatalog(BlobCatalog):
     """Buckets and object versions. Safe to use from any thread."""
 
     def __init__(
@@ -156,9 +160,9 @@ class FilesIndex:
     # --- transactions ---
 
     @contextlib.contextmanager
-    def reading(self) -> Generator[IndexView, None, None]:
+    def reading(self) -> Generator[SqliteView, None, None]:
         """One consistent view: all its look-ups see the same commits."""
-        view = IndexView(self._reader)
+        view = SqliteView(self._reader)
         with self._read_lock, self._translated("read"):
             self._reader.execute("BEGIN")
             try:
@@ -166,15 +170,15 @@ class FilesIndex:
             finally:
                 _roll_back(self._reader)
         if view.damaged_rows and not self._latch.failure:
-            self._with_reserve(lambda change: change.drop_damaged(view.damaged_rows))
+            self.change_with_reserve(lambda change: change.drop_damaged(view.damaged_rows))
 
     @contextlib.contextmanager
-    def writing(self) -> Generator[IndexChange, None, None]:
+    def writing(self) -> Generator[SqliteChange, None, None]:
         """One transaction, durable when the block ends; an error in the block undoes it.
 
         Raises `StorageFull`.
         """
-        change = IndexChange(self._writer)
+        change = SqliteChange(self._writer)
         with self._write_lock, self._translated("write"):
             self._latch.check()
             self._writer.execute("BEGIN IMMEDIATE")
@@ -197,40 +201,18 @@ class FilesIndex:
                 raise
             raise self._latch.end("the index", error) from error
 
-    def delete(
-        self, bucket_number: int, keys: Sequence[str], is_wanted: Callable[[Version], bool]
-    ) -> list[Version]:
-        """Delete what is wanted of what is stored of `keys` in one transaction, and return it.
-
-        Works on a full device, from a reserve; raises `StorageFull` only when that is used up.
-        """
-
-        def change_index(change: IndexChange) -> list[Version]:
-            versions = list(filter(is_wanted, change.versions(bucket_number, keys).values()))
-            change.delete(version.name for version in versions)
-            return versions
-
-        return self._with_reserve(change_index)
-
-    def delete_versions(self, names: Sequence[VersionName]) -> int:
-        """Delete these very versions in one transaction, and count those that were there.
-
-        Works on a full device, as `delete` does.
-        """
-        return self._with_reserve(lambda change: change.delete(names))
+    def change_with_reserve(self, act: Callable[[SqliteChange], T]) -> T:
+        try:
+            with self.writing() as change:
+                return act(change)
+        except StorageFull:
+            self._reserve.release()
+        with self.writing() as change:
+            return act(change)
 
     def refill_reserve(self) -> None:
         """Take the reserve again after a delete used it; stays without where there is no room."""
         self._reserve.take()
-
-    def _with_reserve(self, change_index: Callable[[IndexChange], T]) -> T:
-        try:
-            with self.writing() as change:
-                return change_index(change)
-        except StorageFull:
-            self._reserve.release()
-        with self.writing() as change:
-            return change_index(change)
 
     # --- opening ---
 
@@ -269,7 +251,7 @@ class FilesIndex:
         return Unavailable(what)
 
 
-class IndexView:
+class SqliteView(BlobView):
     """Look-ups of one transaction. Rows that do not match their checksum count as missing."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -281,22 +263,15 @@ class IndexView:
         row = self._connection.execute(_SELECT_BUCKET, (name,)).fetchone()
         return None if row is None else BucketRow(row[0], unseal_bucket(row[1]))
 
-    def bucket(self, name: str) -> BucketRow:
-        """The bucket of this name; raises `NotFound` (NoSuchBucket)."""
-        found = self.find_bucket(name)
-        if found is None:
-            raise no_such_bucket(name)
-        return found
-
     def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
         """Buckets after this name, by name, without those that begin with a dot."""
         count = -1 if limit is None else limit
         rows = self._connection.execute(_SELECT_BUCKETS, (after, count))
         return [unseal_bucket(stored) for (stored,) in rows]
 
-    def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, Version]:
+    def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, BlobVersion]:
         """What is stored of `keys`."""
-        found: dict[str, Version] = {}
+        found: dict[str, BlobVersion] = {}
         raw_keys = map(key_bytes, keys)
         for key, *row in self._rows_of(_SELECT_VERSIONS, bucket_number, raw_keys):
             version = version_of_row(bucket_number, key, *row)
@@ -343,15 +318,23 @@ class IndexView:
         ).fetchone()
         return row is None
 
+    def key_of_other_size(self, bucket_number: int, size_bytes: int) -> str | None:
+        """Any key whose object has another size."""
+        row = self._connection.execute(
+            "SELECT key FROM objects WHERE bucket = ? AND size_bytes != ? LIMIT 1",
+            (bucket_number, size_bytes),
+        ).fetchone()
+        return None if row is None else key_text(row[0])
+
     def totals(self, bucket_number: int) -> BucketTotals:
         """What the bucket holds, as it is counted with every change."""
         row = self._connection.execute(_SELECT_TOTALS, (bucket_number,)).fetchone()
         return BucketTotals(0, 0) if row is None else BucketTotals(*row)
 
-    def file_sizes(self) -> Iterator[tuple[VersionName, int]]:
-        """Every version, and the size in bytes of its file."""
+    def blob_sizes(self) -> Iterator[tuple[BlobVersionName, int]]:
+        """Every version, and the size in bytes of its blob."""
         for bucket_number, key, object_id, size_bytes in self._connection.execute(_SELECT_FILES):
-            yield VersionName(bucket_number, key_text(key), object_id), size_bytes
+            yield BlobVersionName(bucket_number, key_text(key), object_id), size_bytes
 
     def _add_damaged(self, bucket_number: int, key: bytes) -> None:
         self.damaged_rows.add((bucket_number, key_text(key)))
@@ -365,25 +348,26 @@ class IndexView:
             yield from self._connection.execute(statement, (bucket_number, *batch))
 
 
-class IndexChange(IndexView):
+class SqliteChange(SqliteView, BlobChange):
     """Look-ups and changes of one transaction. A look-up drops the damaged rows that it meets."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         super().__init__(connection)
         self.dropped_keys: list[str] = []  # of damaged rows
 
-    def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, Version]:
+    def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, BlobVersion]:
         found = super().versions(bucket_number, keys)
         self.drop_damaged(self.damaged_rows)
         self.damaged_rows.clear()
         return found
 
-    def add_bucket(self, info: BucketInfo) -> None:
-        """Add a bucket; its name must be free."""
-        self._connection.execute(
+    def add_bucket(self, info: BucketInfo) -> int:
+        cursor = self._connection.execute(
             "INSERT INTO buckets (name, info) VALUES (?, ?)",
             (info.name, seal_bucket(info)),
         )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
 
     def replace_bucket(self, number: int, info: BucketInfo) -> None:
         """Store a bucket's changed info."""
@@ -392,30 +376,22 @@ class IndexChange(IndexView):
             (seal_bucket(info), number),
         )
 
-    def remove_bucket(self, bucket_number: int) -> None:
+    def remove_bucket(self, number: int) -> None:
         """Remove a bucket that holds no objects."""
-        self._connection.execute("DELETE FROM buckets WHERE id = ?", (bucket_number,))
-        self._connection.execute("DELETE FROM usage WHERE bucket = ?", (bucket_number,))
+        self._connection.execute("DELETE FROM buckets WHERE id = ?", (number,))
+        self._connection.execute("DELETE FROM usage WHERE bucket = ?", (number,))
 
-    def key_of_other_size(self, bucket_number: int, size_bytes: int) -> str | None:
-        """Any key whose object has another size."""
-        row = self._connection.execute(
-            "SELECT key FROM objects WHERE bucket = ? AND size_bytes != ? LIMIT 1",
-            (bucket_number, size_bytes),
-        ).fetchone()
-        return None if row is None else key_text(row[0])
-
-    def add(self, versions: Iterable[Version]) -> None:
+    def add(self, versions: Iterable[BlobVersion]) -> None:
         """Add versions, in place of what is stored under their keys."""
         self._connection.executemany(
             _INSERT,
             map(row_of_version, versions),
         )
 
-    def delete(self, names: Iterable[VersionName]) -> int:
+    def delete(self, names: Iterable[BlobVersionName]) -> int:
         """Delete these very versions, and count those that were there."""
         cursor = self._connection.executemany(
-            _DELETE, [(name.bucket_number, key_raw(name.key), name.object_id) for name in names]
+            _DELETE, [(name.bucket_number, key_raw(name.key), name.blob_number) for name in names]
         )
         return max(0, cursor.rowcount)  # -1 where there were no names
 

@@ -8,43 +8,19 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import xxhash
 
 from objectcache_schemas.records import BucketInfo, ObjectInfo
+from objectcache_storage_server.engines.blobs.blob_catalog import BlobVersion
 from objectcache_storage_server.engines.block_checksums import block_checksum
 from objectcache_storage_server.engines.key_order import key_bytes
 
 SEAL_BYTES = 8  # of the checksum before a record
 
 _bucket_decoder = msgspec.msgpack.Decoder(BucketInfo)
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """One stored version of an object; `object_id` names its file."""
-
-    bucket_number: int
-    object_id: int
-    info: ObjectInfo
-    block_bytes: int
-    checksums: array[int]  # xxh3_64 of each block
-
-    @property
-    def name(self) -> VersionName:
-        """Which version this is."""
-        return VersionName(self.bucket_number, self.info.key, self.object_id)
-
-
-class VersionName(NamedTuple):
-    """Which version of which object."""
-
-    bucket_number: int
-    key: str
-    object_id: int
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -83,14 +59,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 _record_decoder = msgspec.msgpack.Decoder(Record)
 
 
-@dataclass(frozen=True, slots=True)
-class BucketRow:
-    """A bucket and the number under which its objects are stored."""
-
-    number: int
-    info: BucketInfo
-
-
 def version_of_row(
     bucket_number: int,
     key: bytes,
@@ -98,24 +66,24 @@ def version_of_row(
     size_bytes: int,
     stored: object,
     checksums: object,
-) -> Version | None:
+) -> BlobVersion | None:
     """The version that a row describes; None where the row is damaged."""
     record = Record.from_row(bucket_number, key, object_id, size_bytes, stored)
     if record is None or not isinstance(checksums, bytes):
         return None
     if block_checksum(checksums) != record.checksums_checksum:
         return None
-    return Version(
+    return BlobVersion(
         bucket_number, record.object_id, record.info, record.block_bytes, array("Q", checksums)
     )
 
 
-def row_of_version(version: Version) -> tuple[Any, ...]:
+def row_of_version(version: BlobVersion) -> tuple[Any, ...]:
     """The columns of a version's row."""
     checksums = version.checksums.tobytes()
     record = Record(
         version.bucket_number,
-        version.object_id,
+        version.blob_number,
         version.block_bytes,
         block_checksum(checksums),
         version.info,
@@ -123,7 +91,7 @@ def row_of_version(version: Version) -> tuple[Any, ...]:
     return (
         version.bucket_number,
         key_bytes(version.info.key),
-        version.object_id,
+        version.blob_number,
         version.info.size_bytes,
         record.to_bytes(),
         checksums,

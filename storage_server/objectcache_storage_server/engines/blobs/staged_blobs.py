@@ -1,40 +1,42 @@
-"""Object files being written by the files engine."""
+"""Blobs being written, which no catalog names yet; checksums are taken as bytes arrive."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from array import array
 from collections.abc import Callable
 
-from objectcache_storage_server.engines.base import Staged
+from objectcache_storage_server.engines.blobs.blob_store import BlobStore
 from objectcache_storage_server.engines.block_checksums import (
     block_checksums,
     block_count,
     stored_block_bytes,
 )
-from objectcache_storage_server.engines.files.object_files import ObjectFiles
-from objectcache_storage_server.engines.system_errors import translated
+from objectcache_storage_server.engines.judge_commit import FinishedStaged
 
 
-class FilesStaged(Staged):
-    """An object file that no index row names yet; checksums are taken as bytes arrive."""
+class StagedBlob(FinishedStaged):
+    """One object on its way into one blob."""
 
     def __init__(
         self,
-        files: ObjectFiles,
+        store: BlobStore,
+        blob_number: int,
         bucket: str,
         key: str,
         checksum_block_bytes: int,
-        on_end: Callable[[FilesStaged], None],
+        deadline: Callable[[], float],
+        on_end: Callable[[StagedBlob], None],
     ) -> None:
-        """Create the file; raises `OSError`. `on_end` is called once, when the file is closed."""
+        """`deadline` is that of a call that begins now. `on_end` is called once, when the blob is
+        stored or discarded.
+        """
         self.bucket = bucket
         self.key = key
         self.checksum_block_bytes = checksum_block_bytes
         self.block_bytes = stored_block_bytes(checksum_block_bytes)
-        self.object_id, self.file_descriptor = files.create()
-        self._files = files
+        self.blob_number = blob_number
+        self._store = store
+        self._deadline = deadline
         self._on_end = on_end
         self._checksums = array("Q")
         self._written_bytes = 0
@@ -46,37 +48,29 @@ class FilesStaged(Staged):
         assert offset_bytes % self.checksum_block_bytes == 0, offset_bytes
         if not data:
             return
-        end_bytes = offset_bytes + len(data)
-        self._grow(end_bytes)
+        self._grow(offset_bytes + len(data))
         first = offset_bytes // self.block_bytes
         checksums = array("Q", block_checksums(data, self.block_bytes))
         self._checksums[first : first + len(checksums)] = checksums
-        with translated("write an object", self._files.path(self.object_id)):
-            self._write(offset_bytes, data)
+        self._store.write(self.blob_number, offset_bytes, data, self._deadline())
         self._written_bytes += len(data)
 
     def discard(self) -> None:
         if self._is_open:
-            with contextlib.suppress(OSError):  # the next start removes what no row names
-                self._files.remove(self.object_id)
-            self.release()
+            self._store.delete([self.blob_number], self._deadline())
+            self.keep()
 
-    def release(self) -> None:
-        """Close the file and leave it to the index."""
+    def keep(self) -> None:
+        """The catalog names it: `discard` has no effect from here on."""
         if self._is_open:
             self._is_open = False
-            os.close(self.file_descriptor)
             self._on_end(self)
 
-    @property
     def size_bytes(self) -> int:
-        """Bytes of the whole object; asserts that each was written, once."""
         assert self._written_bytes == self._end_bytes, f"{self.key!r} is torn"
         return self._end_bytes
 
-    @property
     def checksums(self) -> array[int]:
-        """xxh3_64 of each block."""
         return self._checksums
 
     def _grow(self, end_bytes: int) -> None:
@@ -85,9 +79,3 @@ class FilesStaged(Staged):
             self._end_bytes = end_bytes
             more = block_count(end_bytes, self.block_bytes) - len(self._checksums)
             self._checksums.frombytes(bytes(more * self._checksums.itemsize))
-
-    def _write(self, offset_bytes: int, data: memoryview) -> None:
-        while data:
-            written_bytes = os.pwrite(self.file_descriptor, data, offset_bytes)
-            offset_bytes += written_bytes
-            data = data[written_bytes:]
