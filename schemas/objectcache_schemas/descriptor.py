@@ -12,8 +12,8 @@ import math
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -72,28 +72,6 @@ class MemoryTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
         for name in ("offset_bytes", "length_bytes", "tag"):
             _check(f"rdma_target.{name}", getattr(self, name), 0, (1 << 63) - 1)
-
-
-class _WireDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    v: int
-    chunk_keys: msgspec.Raw
-    num_layers: int
-    chunk_tokens: int
-    per_layer_chunk_bytes: int
-    delivery: DeliveryMode = DeliveryMode.AUTO
-    layers: tuple[int, int] | None = None
-    on_missing: OnMissing = OnMissing.FAIL
-    compute_window_s: float | None = None
-    rdma_target: MemoryTarget | None = None
-    parent_key: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    context_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
-    model: str | msgspec.UnsetType | None = msgspec.UNSET
-    rate_bytes_per_s: float | msgspec.UnsetType | None = msgspec.UNSET
-    fingerprint: str | msgspec.UnsetType | None = msgspec.UNSET
-    computed_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
-
-
-_DECODER = msgspec.msgpack.Decoder(_WireDescriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,26 +190,9 @@ class Descriptor:
         """The descriptor as a msgpack map, fields in the documented order; `parent_key` and what
         follows it only where there is one.
         """
-        return msgspec.msgpack.encode(
-            _WireDescriptor(
-                v=DESCRIPTOR_VERSION,
-                chunk_keys=_raw(self.chunk_keys),
-                num_layers=self.num_layers,
-                chunk_tokens=self.chunk_tokens,
-                per_layer_chunk_bytes=self.per_layer_chunk_bytes,
-                delivery=self.delivery,
-                layers=self.layers,
-                on_missing=self.on_missing,
-                compute_window_s=self.compute_window_s,
-                rdma_target=self.rdma_target,
-                parent_key=msgspec.UNSET if self.parent_key is None else _raw(self.parent_key),
-                context_tokens=_unset(self.context_tokens),
-                model=_unset(self.model),
-                rate_bytes_per_s=_unset(self.rate_bytes_per_s),
-                fingerprint=_unset(self.fingerprint),
-                computed_tokens=_unset(self.computed_tokens),
-            )
-        )
+        named = {name: getattr(self, name) for name in _FIELDS}
+        wire = {name: value for name, value in named.items() if value is not None or name in _NIL}
+        return msgspec.msgpack.encode({"v": DESCRIPTOR_VERSION, **wire})
 
     @classmethod
     def from_bytes(
@@ -257,23 +218,10 @@ class Descriptor:
                 "parent_key must be nil in a get: it says where a put belongs",
                 code="InvalidDescriptor",
             )
-        descriptor = cls(
-            _wire_keys(wire.chunk_keys, "descriptor", limits),
-            wire.num_layers,
-            wire.chunk_tokens,
-            wire.per_layer_chunk_bytes,
-            wire.delivery,
-            wire.layers,
-            wire.on_missing,
-            wire.compute_window_s,
-            wire.rdma_target,
-            parent_key,
-            _set(wire.context_tokens),
-            _set(wire.model),
-            _set(wire.rate_bytes_per_s),
-            _set(wire.fingerprint),
-            _set(wire.computed_tokens),
-        )
+        wire_fields = {name: getattr(wire, name) for name in _FIELDS}
+        wire_fields["chunk_keys"] = _wire_keys(wire.chunk_keys, "descriptor", limits)
+        wire_fields["parent_key"] = parent_key
+        descriptor = cls(**wire_fields)
         payload_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
         if payload_bytes > limits.payload_bytes_max:
             raise InvalidRequest(
@@ -283,6 +231,15 @@ class Descriptor:
             )
         return descriptor
 
+    @staticmethod
+    def target_of(data: bytes) -> MemoryTarget | None:
+        """The target that a descriptor names, without a look at its keys.
+
+        Raises `InvalidRequest` where `data` is none.
+        """
+        target: MemoryTarget | None = decode_wire(_DECODER, data, "descriptor").rdma_target
+        return target
+
     def to_header(self) -> str:
         """The descriptor for `x-objectcache-descriptor`: base64url without padding."""
         return base64.urlsafe_b64encode(self.to_bytes()).rstrip(b"=").decode()
@@ -291,6 +248,31 @@ class Descriptor:
     def from_header(cls, value: str, limits: Limits) -> Descriptor:
         """Parse the header form; raises as `from_bytes` does."""
         return cls.from_bytes(descriptor_header_bytes(value, limits), limits)
+
+
+# Keys stay as they came until they were counted; everything else is decoded as it is declared.
+_AS_THEY_CAME = {"chunk_keys": msgspec.Raw, "parent_key": msgspec.Raw | msgspec.UnsetType}
+_NIL = ("layers", "compute_window_s", "rdma_target")  # sent as nil where there is none
+_FIELDS = tuple(one.name for one in fields(Descriptor))
+
+
+def _wire_field(one: Field[Any], kind: Any) -> tuple[str, Any] | tuple[str, Any, Any]:
+    kind = _AS_THEY_CAME.get(one.name, kind)
+    if one.default is MISSING:
+        return one.name, kind
+    return one.name, kind, msgspec.UNSET if one.name in _AS_THEY_CAME else one.default
+
+
+_TYPES = get_type_hints(Descriptor)
+_DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    msgspec.defstruct(
+        "_WireDescriptor",
+        [("v", int), *(_wire_field(one, _TYPES[one.name]) for one in fields(Descriptor))],
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+    )
+)
 
 
 class _WireMatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -370,10 +352,6 @@ def _named(what: str) -> Generator[None]:
         raise InvalidRequest(f"{what}: {excerpt(str(error))}", code="InvalidDescriptor") from error
 
 
-def _raw(value: str | tuple[str, ...]) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.msgpack.encode(value))
-
-
 def _wire_keys(raw: msgspec.Raw, what: str, limits: Limits) -> tuple[str, ...]:
     chunks_max = limits.chunks_per_descriptor_max
     with _named(f"{what}: chunk_keys"):
@@ -395,14 +373,6 @@ def _are_plain(keys: tuple[Any, ...]) -> bool:
     if not keys or set(map(type, keys)) != {str} or "" in keys:
         return False
     return max(map(len, keys)) * UTF8_BYTES_MAX <= KEY_BYTES_MAX and "\0" not in "".join(keys)
-
-
-def _unset(value: T | None) -> T | msgspec.UnsetType:
-    return msgspec.UNSET if value is None else value
-
-
-def _set(value: T | msgspec.UnsetType | None) -> T | None:
-    return None if isinstance(value, msgspec.UnsetType) else value
 
 
 def _checked_parent(raw: msgspec.Raw | msgspec.UnsetType) -> str | None:

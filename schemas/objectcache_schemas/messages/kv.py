@@ -65,11 +65,10 @@ class DeliveryEnded(Message, frozen=True):
 
 def _has_no_target(message: KvGet | KvPut, limits: Limits) -> bool:
     """Whether no delivery writes into a client's memory, and no put is stored out of it without a
-    `CommitPut`; one that is refused does neither.
+    `CommitPut`; what is no descriptor does neither.
     """
     try:
-        of_put = isinstance(message, KvPut)
-        return Descriptor.from_bytes(message.descriptor, limits, of_put=of_put).rdma_target is None
+        return Descriptor.target_of(message.descriptor) is None
     except InvalidRequest:
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cached_property
 
 import msgspec
 from aiohttp import web
@@ -77,38 +78,51 @@ class PutReply(msgspec.Struct, frozen=True, kw_only=True):
 # --- get -----------------------------------------------------------------------------------------
 
 
+class _Asked:
+    """A get's descriptor: passed on as it came, decoded once if anything here looks into it."""
+
+    def __init__(self, data: bytes, limits: Limits) -> None:
+        self.data = data
+        self._limits = limits
+
+    @cached_property
+    def descriptor(self) -> Descriptor:
+        """Raises `InvalidRequest` as `Descriptor.from_bytes` does."""
+        return Descriptor.from_bytes(self.data, self._limits)
+
+
 async def get_by_key(exchange: Exchange) -> web.StreamResponse:
     """The header form: the descriptor's last key is the path's."""
     limits = exchange.settings.limits
     header = exchange.head.header(headers.DESCRIPTOR)
     assert header is not None
-    data = descriptor_header_bytes(header, limits)
-    last_key = Descriptor.from_bytes(data, limits).chunk_keys[-1]
+    asked = _Asked(descriptor_header_bytes(header, limits), limits)
+    last_key = asked.descriptor.chunk_keys[-1]
     if last_key != exchange.key:
         raise InvalidRequest(
             f"the last of chunk_keys is {last_key!r}, the path names {exchange.key!r}",
             code="InvalidRequest",
             key=last_key,
         )
-    return await _deliver(exchange, data)
+    return await _deliver(exchange, asked)
 
 
 async def get(exchange: Exchange) -> web.StreamResponse:
     """The POST form: the descriptor is the body."""
-    return await _deliver(exchange, await _read_descriptor_body(exchange))
+    body = await _read_descriptor_body(exchange)
+    return await _deliver(exchange, _Asked(body, exchange.settings.limits))
 
 
-async def _deliver(exchange: Exchange, descriptor: bytes) -> web.StreamResponse:
+async def _deliver(exchange: Exchange, asked: _Asked) -> web.StreamResponse:
     if not exchange.access.here.allows(Access.READ, ""):
-        asked = Descriptor.from_bytes(descriptor, exchange.settings.limits)
-        exchange.access.here.check_all(Access.READ, asked.chunk_keys)
-    request = _get_request(exchange, descriptor)
+        exchange.access.here.check_all(Access.READ, asked.descriptor.chunk_keys)
+    request = _get_request(exchange, asked.data)
     async with exchange.storage.conversation() as conversation:
         accepted = await conversation.begin(
             request, DeliveryAccepted, timeout_s=exchange.admission_timeout_s
         )
         if accepted.path == _BUFFER:
-            return await _deliver_staged(exchange, conversation.connection, accepted, descriptor)
+            return await _deliver_staged(exchange, conversation.connection, accepted, asked)
         if accepted.body_bytes == 0:
             connection = conversation.connection
             return await _respond(exchange, accepted, lambda: _delivery_end(exchange, connection))
@@ -145,12 +159,11 @@ def _read_pass(exchange: Exchange) -> ReadPass | None:
 
 
 async def _deliver_staged(
-    exchange: Exchange, body: StorageConnection, accepted: DeliveryAccepted, data: bytes
+    exchange: Exchange, body: StorageConnection, accepted: DeliveryAccepted, asked: _Asked
 ) -> web.StreamResponse:
     """The path `buffer`: this process takes the payload and writes it into the client's target."""
-    descriptor = Descriptor.from_bytes(data, exchange.settings.limits)
     with exchange.staging.piece(accepted.body_bytes, exchange.identity) as piece:
-        async with leased_target(exchange, descriptor, accepted.body_bytes) as target:
+        async with leased_target(exchange, asked.descriptor, accepted.body_bytes) as target:
             return await _respond(exchange, accepted, lambda: target.fill(body, piece))
 
 
