@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypedDict
 
 from objectcache.arguments import checked_keys
 from objectcache.channel import requests
-from objectcache.channel.access_key import AccessKey
+from objectcache.channel.access_key import SigningKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.responses import parse_match
 from objectcache.client import CONNECTIONS_MAX, TARGET_BYTES_MAX, Client
@@ -189,11 +189,11 @@ def _new_core(s3: Any) -> ClientCore:
     # botocore keeps a client's credentials here and offers no other way to them.
     credentials = s3._get_credentials()
 
-    def access_key() -> AccessKey:
+    def access_key() -> SigningKey:
         if credentials is None:
             raise InvalidRequest("the boto3 client has no credentials")
         frozen = credentials.get_frozen_credentials()
-        return AccessKey(frozen.access_key, frozen.secret_key, frozen.token)
+        return SigningKey(frozen.access_key, frozen.secret_key, frozen.token)
 
     return ClientCore(
         Endpoint.parse(s3.meta.endpoint_url), access_key, settings, s3._objectcache_tls

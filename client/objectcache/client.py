@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from objectcache.arguments import check_credential, check_layout
 from objectcache.channel import requests
-from objectcache.channel.access_key import AccessKey
+from objectcache.channel.access_key import SigningKey
 from objectcache.channel.authorities import ca_file_of, client_context
 from objectcache.channel.endpoint import Endpoint
 from objectcache.core import ClientCore, CoreSettings, TransportChoice
@@ -67,7 +67,7 @@ class Client:
         check_credential("secret_key", secret_key)
         if session_token is not None:
             check_credential("session_token", session_token)
-        key = AccessKey(access_key, secret_key, session_token)
+        key = SigningKey(access_key, secret_key, session_token)
         choice = TransportChoice.parse(transport)
         settings = CoreSettings(
             region,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from objectcache.arguments import checked_count, checked_seconds, checked_switch
 from objectcache.channel import requests
-from objectcache.channel.access_key import AccessKey
+from objectcache.channel.access_key import SigningKey
 from objectcache.channel.connections import ConnectionPool
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.http_channel import HttpChannel
@@ -20,7 +20,7 @@ from objectcache.landing.fabric_regions import FabricRegion
 from objectcache.landing.held_targets import HeldTargets
 from objectcache.landing.registered_memory import RegisteredMemory
 from objectcache.landing.target_pool import TargetPool
-from objectcache.learned_windows import LearnedWindows
+from objectcache.learned_windows import RememberedWindows
 from objectcache.sessions.fabric_joining import FabricSettings, join_fabric
 from objectcache.sessions.session_keeper import SessionKeeper
 from objectcache.sessions.target_session import TargetSession
@@ -86,7 +86,7 @@ class ClientCore:
     def __init__(
         self,
         endpoint: Endpoint,
-        access_key: Callable[[], AccessKey],
+        access_key: Callable[[], SigningKey],
         settings: CoreSettings,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class ClientCore:
             choice: self._fabric_memory(choice, signer, connections.tls)
             for choice in (TransportChoice.NIXL, TransportChoice.VERBS)
         }
-        self.windows = LearnedWindows()
+        self.windows = RememberedWindows()
         self.threads = ThreadReserve("objectcache-receiver")
         keepers = [self.shared.sessions, *(one.sessions for one in self._fabrics.values())]
         self.close = weakref.finalize(self, _close, connections, keepers, self.threads)

@@ -28,7 +28,7 @@ class FetchShape:
     computed_tokens: int | None = None
 
 
-class LearnedWindows:
+class RememberedWindows:
     """Medians of the last deliveries by shape. Thread-safe."""
 
     def __init__(self) -> None:
@@ -57,4 +57,4 @@ class LearnedWindows:
         return window_s if window_s >= WINDOW_S_MIN else None
 
     def __repr__(self) -> str:
-        return f"<LearnedWindows {len(self._medians_s)}/{SHAPES_MAX} shapes>"
+        return f"<RememberedWindows {len(self._medians_s)}/{SHAPES_MAX} shapes>"

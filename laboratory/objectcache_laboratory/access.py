@@ -15,7 +15,7 @@ DEFAULT_ENDPOINT = "http://127.0.0.1:9000"
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class StoreAccess:
     """An endpoint and the credentials for it."""
 
     endpoint: str
@@ -33,7 +33,7 @@ def find_access(
     credentials_file: Path | None,
     environment: Mapping[str, str],
     ca_file: Path | None = None,
-) -> Access:
+) -> StoreAccess:
     """From the flags, else from OBJECTCACHE_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and AWS_CA_BUNDLE.
 
     Raises `InvalidRequest` that says what to give where credentials are missing.
@@ -41,10 +41,10 @@ def find_access(
     where = endpoint or environment.get("OBJECTCACHE_ENDPOINT") or DEFAULT_ENDPOINT
     authorities = str(ca_file) if ca_file is not None else ca_file_of(environment)
     if credentials_file is not None:
-        return Access(where, *read_credentials(credentials_file), authorities)
+        return StoreAccess(where, *read_credentials(credentials_file), authorities)
     try:
         access_key = environment["OBJECTCACHE_ACCESS_KEY"]
-        return Access(where, access_key, environment["OBJECTCACHE_SECRET_KEY"], authorities)
+        return StoreAccess(where, access_key, environment["OBJECTCACHE_SECRET_KEY"], authorities)
     except KeyError as error:
         raise InvalidRequest(
             f"{error.args[0]} is not set; set OBJECTCACHE_ACCESS_KEY and OBJECTCACHE_SECRET_KEY, "

@@ -18,9 +18,9 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from objectcache.channel.access_key import AccessKey
+from objectcache.channel.access_key import SigningKey
 from objectcache.channel.endpoint import Endpoint
-from objectcache.channel.requests import Request
+from objectcache.channel.requests import GatewayRequest
 from objectcache.channel.signing import Signer
 from objectcache_gateway.admin.serving.admin_connections import CONNECTIONS_MAX
 from objectcache_schemas.errors import Unavailable
@@ -56,10 +56,10 @@ def signed(
 ) -> dict[str, str]:
     """Headers of a request that the root key signs, or somebody with another secret."""
     access_key, secret_key = served.root_key
-    key = AccessKey(access_key, secret or secret_key)
+    key = SigningKey(access_key, secret or secret_key)
     signer = Signer(Endpoint.parse(served.url), "eu-central-1", lambda: key, service)
     path, _, query = path.partition("?")
-    return signer.signed_headers(Request(method, path, query, {}, (body,)))
+    return signer.signed_headers(GatewayRequest(method, path, query, {}, (body,)))
 
 
 def directory(served: AdminServed) -> Directory:
@@ -161,9 +161,11 @@ def test_a_signature_that_leaves_the_body_out_is_refused(served: AdminServed) ->
 
 def test_a_users_key_does_not_open_the_admin_api(served: AdminServed) -> None:
     made = served.ask("POST", "/v1/users", {"name": "plain"}).document["key"]
-    key = AccessKey(made["access_key"], made["secret_key"])
+    key = SigningKey(made["access_key"], made["secret_key"])
     signer = Signer(Endpoint.parse(served.url), "us-east-1", lambda: key, SIGNING_SERVICE)
-    refused = served.ask_tcp("GET", "/v1/users", signer.signed_headers(Request("GET", "/v1/users")))
+    refused = served.ask_tcp(
+        "GET", "/v1/users", signer.signed_headers(GatewayRequest("GET", "/v1/users"))
+    )
     assert refused.status == 401
     assert "root key only" in refused.document["message"]
 

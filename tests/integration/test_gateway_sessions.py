@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from objectcache.channel.access_key import AccessKey
+from objectcache.channel.access_key import SigningKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.requests import join_session
 from objectcache.channel.signing import Signer
@@ -67,7 +67,7 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
 
 def signer_of(server: RunningServer, secret_key: str | None = None) -> Signer:
     pair = server.credentials
-    key = AccessKey(pair.access_key, secret_key or pair.secret_key, None)
+    key = SigningKey(pair.access_key, secret_key or pair.secret_key, None)
     return Signer(Endpoint.parse(server.endpoint), "us-east-1", lambda: key)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from objectcache.channel.access_key import AccessKey
+from objectcache.channel.access_key import SigningKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.channel.signing import Signer
 from objectcache.sessions.web_wire import WebWire
@@ -36,7 +36,7 @@ def join(server: RunningServer) -> Iterator[Callable[[Credentials], WebWire]]:
     with ExitStack() as joined:
 
         def join_as(pair: Credentials) -> WebWire:
-            key = AccessKey(pair.access_key, pair.secret_key, None)
+            key = SigningKey(pair.access_key, pair.secret_key, None)
             endpoint = Endpoint.parse(server.endpoint)
             signer = Signer(endpoint, "us-east-1", lambda: key)
             wire = WebWire.join(endpoint, signer.signed_headers, None, TIMEOUT_S)

@@ -27,14 +27,14 @@ from objectcache_laboratory.calibration.geometry import (
     DEFAULT_GEOMETRIES,
     DEFAULT_SCALE,
     GEOMETRIES_MAX,
-    Geometry,
+    ModelGeometry,
     check_geometries,
     parse_geometries,
     parse_geometry,
 )
 from objectcache_laboratory.calibration.knee import (
     TOLERANCE,
-    Reading,
+    RateReading,
     Sample,
     find_stall_knee,
     find_ttft_knee,
@@ -56,7 +56,7 @@ from objectcache_schemas.limits import BYTES_PER_GBIT
 from tests.unit.test_compute_profiles import TABLE_A8
 
 LAYER_BYTES, WINDOW_S, LAYERS = 1_000_000, 0.01, 32
-GEOMETRY = Geometry("16K", LAYER_BYTES, WINDOW_S, LAYERS)
+GEOMETRY = ModelGeometry("16K", LAYER_BYTES, WINDOW_S, LAYERS)
 
 
 def overlapped(rate: float, layer_delay_s: float = 0.0, at_once: bool = False) -> Sample:
@@ -71,9 +71,9 @@ def overlapped(rate: float, layer_delay_s: float = 0.0, at_once: bool = False) -
 
 def curve(
     layer_delay_s: float = 0.0, factors: Sequence[float] = RATE_FACTORS, at_once: bool = False
-) -> list[Reading]:
+) -> list[RateReading]:
     rates = [factor * GEOMETRY.zero_stall_rate for factor in factors]
-    return [Reading(rate, (overlapped(rate, layer_delay_s, at_once),)) for rate in rates]
+    return [RateReading(rate, (overlapped(rate, layer_delay_s, at_once),)) for rate in rates]
 
 
 @given(st.floats(0.0, 0.005), st.booleans())
@@ -112,17 +112,17 @@ def test_the_order_of_readings_does_not_matter() -> None:
 @given(st.integers(0, 2**32))
 def test_disturbances_of_single_deliveries_do_not_move_the_knee(seed: int) -> None:
     rng = random.Random(seed)
-    noisy: list[Reading] = []
+    noisy: list[RateReading] = []
     for reading in curve(0.002):
         (quiet,) = reading.samples
         disturbed = Sample(quiet.ttft_s * rng.uniform(1.0, 1.5), quiet.first_layer_s)
-        noisy.append(Reading(reading.rate_bytes_per_s, (disturbed, quiet)))
+        noisy.append(RateReading(reading.rate_bytes_per_s, (disturbed, quiet)))
     assert find_stall_knee(noisy).rate_bytes_per_s == find_stall_knee(curve(0.002)).rate_bytes_per_s
 
 
 def test_repetitions_far_apart_are_remarked() -> None:
     noisy = [
-        Reading(reading.rate_bytes_per_s, (*reading.samples, Sample(reading.ttft_s * 1.2, 0.0)))
+        RateReading(reading.rate_bytes_per_s, (*reading.samples, Sample(reading.ttft_s * 1.2, 0.0)))
         for reading in curve(0.002)
     ]
     knee = find_stall_knee(noisy)
@@ -147,7 +147,7 @@ def test_the_knee_of_ttft_counts_the_first_layer_and_the_stall_knee_does_not() -
     assert find_ttft_knee(curve(factors=(0.1, 0.2, math.inf))).remark.startswith("no knee: TTFT")
 
 
-def plateau_factor(readings: Sequence[Reading]) -> float | None:
+def plateau_factor(readings: Sequence[RateReading]) -> float | None:
     rate = plateau_rate(readings, GEOMETRY.zero_stall_rate)
     return None if rate is None else rate / GEOMETRY.zero_stall_rate
 
@@ -206,10 +206,10 @@ def test_the_threshold_is_where_layerwise_wins_for_good(
         ("16K=1000000,0.01,32", GEOMETRY),
         (" 16K = 1MB , 10ms , 32 ", GEOMETRY),
         ("a=b=1KiB,1s,1", None),
-        ("x=56MiB,8.8ms,32", Geometry("x", 56 << 20, 0.0088, 32)),
+        ("x=56MiB,8.8ms,32", ModelGeometry("x", 56 << 20, 0.0088, 32)),
     ],
 )
-def test_geometries_are_read(text: str, geometry: Geometry | None) -> None:
+def test_geometries_are_read(text: str, geometry: ModelGeometry | None) -> None:
     if geometry is None:
         with pytest.raises(InvalidRequest):
             parse_geometry(text)
@@ -262,7 +262,7 @@ def test_a_broken_profile_is_refused_with_its_line(profile: str, problem: str) -
 def test_names_are_told_apart_and_bounded() -> None:
     with pytest.raises(InvalidRequest, match="two geometries are called '16K'"):
         check_geometries([GEOMETRY, GEOMETRY])
-    many = [Geometry(str(number), 1, 0.1, 1) for number in range(GEOMETRIES_MAX + 1)]
+    many = [ModelGeometry(str(number), 1, 0.1, 1) for number in range(GEOMETRIES_MAX + 1)]
     with pytest.raises(InvalidRequest, match=f"at most {GEOMETRIES_MAX}"):
         check_geometries(many)
 
@@ -271,7 +271,7 @@ def test_names_are_told_apart_and_bounded() -> None:
 def test_a_geometry_delivers_its_bytes_in_slices_of_a_usual_size(
     layer_bytes: int, num_layers: int
 ) -> None:
-    geometry = Geometry("any", layer_bytes, 0.01, num_layers)
+    geometry = ModelGeometry("any", layer_bytes, 0.01, num_layers)
     assert 0 <= layer_bytes - geometry.delivered_layer_bytes < geometry.chunk_count
     assert geometry.layout.per_layer_chunk_bytes <= 2 * (64 << 10)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from objectcache import Client, InvalidRequest, PlainTarget
-from objectcache.channel.access_key import AccessKey
+from objectcache.channel.access_key import SigningKey
 from objectcache.channel.endpoint import Endpoint
 from objectcache.core import ClientCore
 from objectcache.deliveries.layer_progress import LayerProgress
@@ -136,7 +136,7 @@ def test_a_wrong_credential_is_named_and_not_shown(name: str, value: Any) -> Non
 def test_a_header_that_cannot_be_sent_is_named_without_its_value() -> None:
     with FakeGateway(lambda request, peer: peer.answer()) as gateway:
         settings = client_of()._core.settings
-        key = AccessKey("hidden\nkey", "secret")
+        key = SigningKey("hidden\nkey", "secret")
         core = ClientCore(Endpoint.parse(gateway.url), lambda: key, settings)
         with pytest.raises(InvalidRequest, match="header authorization") as caught:
             Client.from_core(core).create_bucket("b")

@@ -14,7 +14,7 @@ from objectcache.learned_windows import (
     SHAPES_MAX,
     WINDOW_S_MIN,
     FetchShape,
-    LearnedWindows,
+    RememberedWindows,
 )
 from objectcache_schemas.messages.sessions import LayersConsumed
 
@@ -201,7 +201,7 @@ SHAPE = FetchShape("b", 5, None)
 
 
 def test_a_window_is_the_median_of_the_last_deliveries_medians() -> None:
-    windows = LearnedWindows()
+    windows = RememberedWindows()
     assert windows.window_s(SHAPE) is None
     windows.learn(SHAPE, [0.1, 0.2, 9.0])
     assert windows.window_s(SHAPE) == 0.2
@@ -214,7 +214,7 @@ def test_a_window_is_the_median_of_the_last_deliveries_medians() -> None:
 
 
 def test_each_shape_is_learned_by_itself() -> None:
-    windows = LearnedWindows()
+    windows = RememberedWindows()
     shapes = [FetchShape("b", 5, None), FetchShape("b", 6, None), FetchShape("b", 5, 100)]
     for window_s, shape in enumerate([*shapes, FetchShape("c", 5, None)], start=1):
         windows.learn(shape, [float(window_s)])
@@ -222,7 +222,7 @@ def test_each_shape_is_learned_by_itself() -> None:
 
 
 def test_a_consumer_that_only_copies_teaches_no_window() -> None:
-    windows = LearnedWindows()
+    windows = RememberedWindows()
     windows.learn(SHAPE, [])
     assert windows.window_s(SHAPE) is None
     windows.learn(SHAPE, [WINDOW_S_MIN / 2] * 3)
@@ -232,7 +232,7 @@ def test_a_consumer_that_only_copies_teaches_no_window() -> None:
 
 
 def test_the_shape_that_was_used_least_recently_is_forgotten() -> None:
-    windows = LearnedWindows()
+    windows = RememberedWindows()
     shapes = [FetchShape("b", count, None) for count in range(SHAPES_MAX)]
     for shape in shapes:
         windows.learn(shape, [1.0])
@@ -240,4 +240,4 @@ def test_the_shape_that_was_used_least_recently_is_forgotten() -> None:
     windows.learn(FetchShape("another", 1, None), [1.0])
     assert windows.window_s(shapes[1]) is None
     assert windows.window_s(shapes[0]) == 1.0
-    assert repr(windows) == f"<LearnedWindows {SHAPES_MAX}/{SHAPES_MAX} shapes>"
+    assert repr(windows) == f"<RememberedWindows {SHAPES_MAX}/{SHAPES_MAX} shapes>"

@@ -12,9 +12,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from objectcache.channel import requests
-from objectcache.channel.access_key import AccessKey
+from objectcache.channel.access_key import SigningKey
 from objectcache.channel.endpoint import Endpoint
-from objectcache.channel.requests import Request
+from objectcache.channel.requests import GatewayRequest
 from objectcache.channel.signing import Signer
 from objectcache.errors import InvalidRequest
 from objectcache.puts.putting import payload_parts
@@ -22,7 +22,7 @@ from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.limits import Limits
 
-KEY = AccessKey("AKIA", "secret")
+KEY = SigningKey("AKIA", "secret")
 
 
 def descriptor(chunk_count: int = 2, **fields: object) -> Descriptor:
@@ -30,7 +30,7 @@ def descriptor(chunk_count: int = 2, **fields: object) -> Descriptor:
     return Descriptor(keys, 3, 16, 40, **fields)  # type: ignore[arg-type]
 
 
-def signed(request: Request, url: str = "http://127.0.0.1:9000") -> dict[str, str]:
+def signed(request: GatewayRequest, url: str = "http://127.0.0.1:9000") -> dict[str, str]:
     return Signer(Endpoint.parse(url), "us-east-1", lambda: KEY).signed_headers(request)
 
 
@@ -155,7 +155,7 @@ def test_the_signature_is_botocores(url: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_session_token_is_signed_and_sent() -> None:
     signer = Signer(
-        Endpoint.parse("http://h"), "us-east-1", lambda: AccessKey("a", "s", "the-token")
+        Endpoint.parse("http://h"), "us-east-1", lambda: SigningKey("a", "s", "the-token")
     )
     headers = signer.signed_headers(requests.open_session())
     assert headers["x-amz-security-token"] == "the-token"

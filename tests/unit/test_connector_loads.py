@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from objectcache.connectors.sglang.staging import Staging
+from objectcache.connectors.sglang.staging import PageStaging
 from objectcache.connectors.store.configuration import LOAD_BYTES_MAX, StoreConfiguration
 from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.store.outage import Outage
@@ -241,7 +241,7 @@ def test_memory_for_puts_is_what_the_transport_reads(transport: str, asked: str)
     )
     given = StoreConfiguration.from_mapping(GIVEN, {})
     chosen = dataclasses.replace(given, transport=transport)  # the fabrics' packages or not
-    staging = Staging(chosen.put_memory(client), 4096)
+    staging = PageStaging(chosen.put_memory(client), 4096)
     with staging.memory() as memory:
         assert len(memory) == 4096
     assert made == [(asked, 4096)]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from objectcache import KvBucket, KvLayout
-from objectcache_laboratory.demo.conversation import Conversation, FetchPath
+from objectcache_laboratory.demo.conversation import DemoConversation, FetchPath
 from objectcache_laboratory.demo.results import SAME_HOST, DemoResult
 from objectcache_laboratory.reference_engine import ModelConfig, ReferenceEngine
 
@@ -70,7 +70,9 @@ class MemoryBucket:
 
 def converse(bucket: MemoryBucket) -> DemoResult:
     paths = [FetchPath(SAME_HOST, cast("KvBucket", bucket))]
-    conversation = Conversation(ReferenceEngine(MODEL), paths, CHUNK_TOKENS, 5, lambda step: None)
+    conversation = DemoConversation(
+        ReferenceEngine(MODEL), paths, CHUNK_TOKENS, 5, lambda step: None
+    )
     questions = (DOCUMENT, b" And then? ", b" Why? ")
     turns = tuple(conversation.turn(question) for question in questions)
     return DemoResult("text", len(DOCUMENT), MODEL, CHUNK_TOKENS, (SAME_HOST,), turns)

@@ -22,7 +22,7 @@ from benchmarks.figures.experiments.aggregation import (
 from benchmarks.figures.experiments.rate_sweep import FACTORS, rows_of, scaled
 from benchmarks.figures.paper_data import REQUESTS
 from benchmarks.figures.shaped_link import PREFIX, shaped_link, stale
-from objectcache_laboratory.calibration.knee import Reading, Sample
+from objectcache_laboratory.calibration.knee import RateReading, Sample
 from objectcache_schemas.limits import MIB
 
 
@@ -52,7 +52,9 @@ def test_rates_and_margin_are_scaled_and_times_are_not() -> None:
     geometry = scaled(request, 16, 32)
     assert geometry.compute_window_s == request.window_s
     readings = [
-        Reading(factor * geometry.zero_stall_rate, (Sample(0.3 + max(0.0, 1 / factor - 1), 0.01),))
+        RateReading(
+            factor * geometry.zero_stall_rate, (Sample(0.3 + max(0.0, 1 / factor - 1), 0.01),)
+        )
         for factor in FACTORS
     ]
     rows = rows_of(geometry, readings, 16)

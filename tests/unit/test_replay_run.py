@@ -8,7 +8,7 @@ import pytest
 
 from objectcache_laboratory.replay.kv_bytes import Bytes
 from objectcache_laboratory.replay.report import report_table, spread, summarise
-from objectcache_laboratory.replay.run import Outcome, Replay, due_after_s, replay_all
+from objectcache_laboratory.replay.run import Replay, RequestOutcome, due_after_s, replay_all
 from objectcache_laboratory.replay.trace import TraceRequest
 from objectcache_laboratory.replay.workload import expected_matches, replay_layout
 from objectcache_schemas.errors import Busy
@@ -126,5 +126,5 @@ def test_percentiles_are_of_the_times_that_happened() -> None:
 
 
 def test_a_report_of_nothing_but_errors_is_still_a_table() -> None:
-    report = summarise([Outcome(3, 1500, error=Busy("full"))], [0], elapsed_s=0.0)
+    report = summarise([RequestOutcome(3, 1500, error=Busy("full"))], [0], elapsed_s=0.0)
     assert report_table(report).row_count > 10

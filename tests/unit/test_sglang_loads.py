@@ -16,7 +16,7 @@ from objectcache.connectors.sglang.batch_timings import (
     BatchTiming,
     BatchTimings,
 )
-from objectcache.connectors.sglang.linked_loads import BEGIN_THREADS_MAX, Load, load_layers
+from objectcache.connectors.sglang.linked_loads import BEGIN_THREADS_MAX, LinkedLoad, load_layers
 from objectcache.connectors.timing.compute_windows import BatchShape
 from objectcache.connectors.timing.moments import HostClock
 from objectcache.connectors.timing.step_windows import Step
@@ -131,8 +131,8 @@ class Store:
         return self.deliveries[-1]
 
 
-def loads(*names: str) -> list[Load]:
-    return [Load([name, "b", "c"], name) for name in names]
+def loads(*names: str) -> list[LinkedLoad]:
+    return [LinkedLoad([name, "b", "c"], name) for name in names]
 
 
 def load(store: Store, pool: Pool, module: DeviceModule, *names: str) -> list[int]:

@@ -10,9 +10,9 @@ from objectcache_fabrics.verbs.address import Announcement
 from objectcache_fabrics.verbs.queue_pair import Segment
 from objectcache_fabrics.verbs.send_queue import (
     WAITING_MAX,
-    Operation,
     SendQueue,
-    Transfer,
+    TransferKind,
+    VerbsTransfer,
     Work,
 )
 from objectcache_schemas.errors import ObjectCacheError
@@ -49,12 +49,12 @@ def transfer(
     length_bytes: int = 100,
     *,
     key: int = 1,
-    operation: Operation = Operation.WRITE,
+    operation: TransferKind = TransferKind.WRITE,
     done: object = None,
     source: int = 0,
-) -> Transfer:
+) -> VerbsTransfer:
     segment = Segment(source or 10_000 + address * 7, length_bytes, 9)
-    return Transfer(operation, segment, address, key, done)  # type: ignore[arg-type]
+    return VerbsTransfer(operation, segment, address, key, done)  # type: ignore[arg-type]
 
 
 def addresses(works: list[Work]) -> list[list[int]]:
@@ -72,8 +72,8 @@ def test_neighbours_of_another_key_or_kind_do_not() -> None:
     queue = a_queue()
     queue.add(transfer(0))
     queue.add(transfer(100, key=2))
-    queue.add(transfer(200, key=2, operation=Operation.READ))
-    queue.add(transfer(300, key=2, operation=Operation.READ))
+    queue.add(transfer(200, key=2, operation=TransferKind.READ))
+    queue.add(transfer(300, key=2, operation=TransferKind.READ))
     assert addresses(queue.take(0.0)) == [[0], [100], [200, 300]]
 
 
@@ -89,7 +89,7 @@ def test_an_entry_has_no_more_segments_and_bytes_than_the_device_takes() -> None
 
 def test_a_read_has_no_more_segments_than_the_device_takes_in_a_read() -> None:
     queue = a_queue(segments=3, read_segments=2)
-    for operation in (Operation.WRITE, Operation.READ):
+    for operation in (TransferKind.WRITE, TransferKind.READ):
         for index in range(4):
             queue.add(transfer(100 * index, operation=operation))
     assert addresses(queue.take(0.0)) == [[0, 100, 200], [300], [0, 100], [200, 300]]

@@ -26,8 +26,8 @@ from objectcache.connectors.vllm.worker import loads as loads_module
 from objectcache.connectors.vllm.worker.arena import Arena
 from objectcache.connectors.vllm.worker.loads import Loads
 from objectcache.connectors.vllm.worker.paged_layout import runs
-from objectcache.connectors.vllm.worker.saves import PIECE_BLOCKS_MAX, Piece, Saves, pieces
-from objectcache.connectors.vllm.worker.staging import Staging
+from objectcache.connectors.vllm.worker.saves import PIECE_BLOCKS_MAX, SavePiece, Saves, pieces
+from objectcache.connectors.vllm.worker.staging import SlotStaging
 from objectcache.connectors.vllm.worker.worker_side import numbered, ordered_names, staging_slots
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
@@ -325,7 +325,7 @@ def test_memory_that_the_server_may_still_read_is_not_written_again(fault: str) 
     went_wrong = threading.Event()
     go_on = threading.Event()
 
-    def put(piece: Piece, chunks: Any) -> None:
+    def put(piece: SavePiece, chunks: Any) -> None:
         if not went_wrong.is_set():
             setattr(made[0], fault, True)
             went_wrong.set()
@@ -333,7 +333,7 @@ def test_memory_that_the_server_may_still_read_is_not_written_again(fault: str) 
             raise Unavailable("no answer")
 
     layer: Any = SimpleNamespace(store=lambda blocks, slices: None)
-    saves = Saves(put, [layer], Staging(register, 4, LAYOUT))
+    saves = Saves(put, [layer], SlotStaging(register, 4, LAYOUT))
 
     def save(step: int) -> None:
         saves.start([SavePlan("r", 0, (1,), (bytes([step]),), None, "w")])

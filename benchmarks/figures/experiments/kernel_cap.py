@@ -21,7 +21,7 @@ from benchmarks.figures.paper_data import NUM_LAYERS, REQUESTS
 from benchmarks.figures.plots import lines, panels
 from benchmarks.figures.served import CACHED
 from benchmarks.figures.shaped_link import ShapedLink, shaped_link
-from objectcache_laboratory.calibration.measure import Measurement, Stored
+from objectcache_laboratory.calibration.measure import Measurement, StoredGeometry
 from objectcache_schemas.limits import BYTES_PER_GBIT
 from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState, SetSchedule
 
@@ -105,7 +105,7 @@ def _measure(
     server: Server,
     link: ShapedLink,
     measurement: Measurement,
-    stored: Stored,
+    stored: StoredGeometry,
     rate_bytes_per_s: float | None,
     repeats: int,
 ) -> KernelRow:

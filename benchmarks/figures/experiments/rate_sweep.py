@@ -12,10 +12,10 @@ from benchmarks.figures.paper_data import MARGIN_GBPS, NUM_LAYERS, REQUESTS, Pap
 from benchmarks.figures.plots import COLORS, panels
 from benchmarks.figures.scaled import QUICK_LAYERS
 from benchmarks.figures.served import CACHED
-from objectcache_laboratory.calibration.geometry import Geometry
+from objectcache_laboratory.calibration.geometry import ModelGeometry
 from objectcache_laboratory.calibration.knee import (
     Knee,
-    Reading,
+    RateReading,
     find_stall_knee,
     find_ttft_knee,
     stalling,
@@ -121,14 +121,14 @@ def _place(row: RateRow, knee_gbps: float | None, remark: str) -> str:
     return f"{at} ({remark})" if remark else at
 
 
-def scaled(request: PaperRequest, scale: int, num_layers: int) -> Geometry:
+def scaled(request: PaperRequest, scale: int, num_layers: int) -> ModelGeometry:
     """A request of the paper with its bytes over `scale`."""
-    return Geometry(
+    return ModelGeometry(
         request.name, max(1, request.layer_bytes // scale), request.window_s, num_layers
     )
 
 
-def rows_of(geometry: Geometry, readings: Sequence[Reading], scale: int) -> list[RateRow]:
+def rows_of(geometry: ModelGeometry, readings: Sequence[RateReading], scale: int) -> list[RateRow]:
     """A row for each reading."""
     ttft, stall = find_ttft_knee(readings), find_stall_knee(readings)
     best_s = min(reading.ttft_s for reading in readings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class AccessKey(NamedTuple):
+class SigningKey(NamedTuple):
     """Credentials. `session_token` goes with temporary ones only."""
 
     access_key: str
@@ -13,4 +13,4 @@ class AccessKey(NamedTuple):
     session_token: str | None = None
 
     def __repr__(self) -> str:
-        return f"AccessKey({self.access_key!r}, ...)"
+        return f"SigningKey({self.access_key!r}, ...)"

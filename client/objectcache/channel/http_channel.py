@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from objectcache.channel.connections import Connection, ConnectionPool
 from objectcache.channel.error_xml import ERROR_BODY_BYTES_MAX
-from objectcache.channel.requests import Request
+from objectcache.channel.requests import GatewayRequest
 from objectcache.channel.responses import REPLY_BYTES_MAX, HeaderLookup, parse_error
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
 
@@ -35,7 +35,7 @@ class Reply:
     body: bytes
 
 
-class Exchange:
+class GatewayExchange:
     """A response whose head has arrived and whose body is being read, by one thread.
 
     It ends with `finish` or `abandon`, by that thread; `interrupt` may come from any other.
@@ -121,7 +121,7 @@ class Exchange:
         return was_ended
 
 
-class Upload:
+class BodyUpload:
     """A request whose body the caller sends piece by piece; ends with `finish` or `abandon`."""
 
     def __init__(self, channel: HttpChannel, connection: Connection) -> None:
@@ -162,7 +162,7 @@ class HttpChannel:
         self._signer = signer
         self.timeout_s = timeout_s
 
-    def call(self, request: Request, timeout_s: float | None = None) -> Reply:
+    def call(self, request: GatewayRequest, timeout_s: float | None = None) -> Reply:
         """Send a request and read the whole answer; raises the server's error.
 
         Raises `Unavailable` when the gateway cannot be reached, breaks the connection or is silent
@@ -170,7 +170,7 @@ class HttpChannel:
         """
         return read_whole(self.open(request, timeout_s))
 
-    def open(self, request: Request, timeout_s: float | None = None) -> Exchange:
+    def open(self, request: GatewayRequest, timeout_s: float | None = None) -> GatewayExchange:
         """Send a request and read the answer's head; raises as `call` does.
 
         A connection that the server had closed while it was idle is replaced once, if the request
@@ -186,8 +186,8 @@ class HttpChannel:
                 raise
         return self._open(self.pool.take(timeout_s), request)
 
-    def start_upload(self, request: Request, timeout_s: float | None = None) -> Upload:
-        """Send a request's head and the body parts it has; the rest follows by `Upload.write`.
+    def start_upload(self, request: GatewayRequest, timeout_s: float | None = None) -> BodyUpload:
+        """Send a request's head and the body parts it has; the rest follows by `BodyUpload.write`.
 
         The request's headers must announce the whole length.
         """
@@ -196,16 +196,16 @@ class HttpChannel:
             self._send(connection, request)
         except OSError as error:
             self.refusal(connection, error)
-        return Upload(self, connection)
+        return BodyUpload(self, connection)
 
-    def _open(self, connection: Connection, request: Request) -> Exchange:
+    def _open(self, connection: Connection, request: GatewayRequest) -> GatewayExchange:
         try:
             self._send(connection, request)
         except OSError as error:
             self.refusal(connection, error)
         return self.read_head(connection)
 
-    def _send(self, connection: Connection, request: Request) -> None:
+    def _send(self, connection: Connection, request: GatewayRequest) -> None:
         try:
             connect(connection)
             headers = self._signer.signed_headers(request.sent_at(time.monotonic()))
@@ -241,7 +241,7 @@ class HttpChannel:
             raise _unavailable("sending failed", error) from error
         raise _unavailable("the server did not take the whole body", error) from error
 
-    def read_head(self, connection: Connection) -> Exchange:
+    def read_head(self, connection: Connection) -> GatewayExchange:
         """Read the answer's head; raises its error, with the connection settled."""
         sock = connection.http.sock
         try:
@@ -250,7 +250,7 @@ class HttpChannel:
         except BaseException:
             self.pool.discard(connection)
             raise
-        exchange = Exchange(self.pool, connection, sock, response)
+        exchange = GatewayExchange(self.pool, connection, sock, response)
         if response.status < 300:
             return exchange
         try:
@@ -282,7 +282,7 @@ def _put_header(http: http.client.HTTPConnection, name: str, value: str) -> None
         raise InvalidRequest(f"header {name} would hold characters that HTTP forbids") from None
 
 
-def read_whole(exchange: Exchange) -> Reply:
+def read_whole(exchange: GatewayExchange) -> Reply:
     """Read a body to its end and let the connection go."""
     try:
         body = exchange.read()

@@ -24,7 +24,7 @@ _MSGPACK_BODY = {"content-type": headers.MSGPACK}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GatewayRequest:
     """One request. `path` and `query` are percent-encoded; `body` is sent part after part.
 
     `sign_body` says that the body's digest is signed whatever the link; otherwise only where the
@@ -41,7 +41,7 @@ class Request:
     repeatable: bool = True
     begun_s: float | None = None
 
-    def sent_at(self, now_s: float) -> Request:
+    def sent_at(self, now_s: float) -> GatewayRequest:
         """The request as it is sent now."""
         if self.begun_s is None:
             return self
@@ -59,7 +59,7 @@ class Request:
         return sum([len(part) for part in self.body])
 
 
-def create_bucket(bucket: str, region: str) -> Request:
+def create_bucket(bucket: str, region: str) -> GatewayRequest:
     """CreateBucket. Not repeatable: the second answer would be a conflict."""
     body: tuple[bytes, ...] = ()
     if region != _DEFAULT_REGION:
@@ -69,29 +69,31 @@ def create_bucket(bucket: str, region: str) -> Request:
             "</CreateBucketConfiguration>"
         )
         body = (xml.encode(),)
-    return Request("PUT", _path(bucket), body=body, repeatable=False)
+    return GatewayRequest("PUT", _path(bucket), body=body, repeatable=False)
 
 
-def delete_bucket(bucket: str) -> Request:
+def delete_bucket(bucket: str) -> GatewayRequest:
     """DeleteBucket."""
-    return Request("DELETE", _path(bucket), repeatable=False)
+    return GatewayRequest("DELETE", _path(bucket), repeatable=False)
 
 
-def put_layout(bucket: str, layout: KvLayout) -> Request:
+def put_layout(bucket: str, layout: KvLayout) -> GatewayRequest:
     """Give a bucket its KV layout."""
-    return Request("PUT", _path(bucket), headers.KV_LAYOUT, _MSGPACK_BODY, (layout.to_bytes(),))
+    return GatewayRequest(
+        "PUT", _path(bucket), headers.KV_LAYOUT, _MSGPACK_BODY, (layout.to_bytes(),)
+    )
 
 
-def get_layout(bucket: str) -> Request:
+def get_layout(bucket: str) -> GatewayRequest:
     """Ask for a bucket's KV layout."""
-    return Request("GET", _path(bucket), headers.KV_LAYOUT)
+    return GatewayRequest("GET", _path(bucket), headers.KV_LAYOUT)
 
 
-def match(bucket: str, chunk_keys: Sequence[str]) -> Request:
+def match(bucket: str, chunk_keys: Sequence[str]) -> GatewayRequest:
     """Ask how long a prefix is stored."""
     wire = MatchRequest(v=DESCRIPTOR_VERSION, chunk_keys=tuple(chunk_keys))
     body = _encoded(wire, chunk_keys)
-    return Request("POST", _path(bucket), headers.KV_MATCH, _MSGPACK_BODY, (body,))
+    return GatewayRequest("POST", _path(bucket), headers.KV_MATCH, _MSGPACK_BODY, (body,))
 
 
 def get(
@@ -99,7 +101,7 @@ def get(
     descriptor: Descriptor,
     asked: Mapping[str, str] | None = None,
     begun_s: float | None = None,
-) -> Request:
+) -> GatewayRequest:
     """Begin a delivery: in the header form where the descriptor is short, else by POST.
 
     `asked` are more headers (`get_headers`). With a target it is not repeatable: two deliveries
@@ -110,9 +112,9 @@ def get(
     if len(data) * 4 <= DESCRIPTOR_HEADER_BYTES_MAX * 3:
         extra = {headers.DESCRIPTOR: descriptor.to_header(), **(asked or {})}
         path = _path(bucket, descriptor.chunk_keys[-1])
-        return Request("GET", path, "", extra, repeatable=repeatable, begun_s=begun_s)
+        return GatewayRequest("GET", path, "", extra, repeatable=repeatable, begun_s=begun_s)
     extra = {**_MSGPACK_BODY, **(asked or {})}
-    return Request(
+    return GatewayRequest(
         "POST",
         _path(bucket),
         headers.KV_GET,
@@ -135,7 +137,7 @@ def get_headers(
     return {name: value for name, value in values.items() if value is not None}
 
 
-def put(bucket: str, descriptor: Descriptor, payload: Sequence[memoryview]) -> Request:
+def put(bucket: str, descriptor: Descriptor, payload: Sequence[memoryview]) -> GatewayRequest:
     """Store chunks; the payload's parts are in the order of `descriptor.delivery`.
 
     With a target there is no payload, and it is not repeatable: the memory would be free for other
@@ -143,7 +145,7 @@ def put(bucket: str, descriptor: Descriptor, payload: Sequence[memoryview]) -> R
     """
     body: list[bytes | memoryview] = [_put_preamble(descriptor), *payload]
     has_target = descriptor.rdma_target is not None
-    return Request(
+    return GatewayRequest(
         "POST",
         _path(bucket),
         headers.KV_PUT,
@@ -153,29 +155,29 @@ def put(bucket: str, descriptor: Descriptor, payload: Sequence[memoryview]) -> R
     )
 
 
-def put_head(bucket: str, descriptor: Descriptor) -> Request:
+def put_head(bucket: str, descriptor: Descriptor) -> GatewayRequest:
     """A put whose payload follows piece by piece; it announces the whole length."""
     preamble = _put_preamble(descriptor)
     payload_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
     extra = {"content-length": str(len(preamble) + payload_bytes)}
-    return Request(
+    return GatewayRequest(
         "POST", _path(bucket), headers.KV_PUT, extra, (preamble,), sign_body=False, repeatable=False
     )
 
 
-def delete_object(bucket: str, key: str) -> Request:
+def delete_object(bucket: str, key: str) -> GatewayRequest:
     """DeleteObject."""
-    return Request("DELETE", _path(bucket, key))
+    return GatewayRequest("DELETE", _path(bucket, key))
 
 
-def open_session() -> Request:
+def open_session() -> GatewayRequest:
     """Ask for a ticket to the storage server's target socket."""
-    return Request("POST", "/", headers.KV_SESSION)
+    return GatewayRequest("POST", "/", headers.KV_SESSION)
 
 
-def join_session() -> Request:
+def join_session() -> GatewayRequest:
     """Begin a session through the gateway, over a WebSocket."""
-    return Request("GET", "/", headers.KV_SESSION)
+    return GatewayRequest("GET", "/", headers.KV_SESSION)
 
 
 def _path(bucket: str, key: str | None = None) -> str:

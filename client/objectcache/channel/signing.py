@@ -10,9 +10,9 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from objectcache.channel.access_key import AccessKey
+from objectcache.channel.access_key import SigningKey
 from objectcache.channel.endpoint import Endpoint
-from objectcache.channel.requests import Request
+from objectcache.channel.requests import GatewayRequest
 from objectcache_schemas import headers
 
 UNSIGNED_PAYLOAD = "UNSIGNED-PAYLOAD"
@@ -37,7 +37,7 @@ class Signer:
         self,
         endpoint: Endpoint,
         region: str,
-        access_key: Callable[[], AccessKey],
+        access_key: Callable[[], SigningKey],
         service: str = "s3",
     ) -> None:
         self._endpoint = endpoint
@@ -45,7 +45,7 @@ class Signer:
         self._access_key = access_key
         self._service = service
 
-    def signed_headers(self, request: Request) -> dict[str, str]:
+    def signed_headers(self, request: GatewayRequest) -> dict[str, str]:
         """All headers to send with the request, the signature's among them."""
         to_sign = {**request.headers, "host": self._endpoint.host_header}
         rewritten = {name: to_sign.pop(name) for name in REWRITTEN_HEADERS if name in to_sign}
@@ -60,7 +60,7 @@ class Signer:
         signed = {name.lower(): value for name, value in aws_request.headers.items()}
         return signed | rewritten
 
-    def _payload_sha256(self, request: Request) -> str:
+    def _payload_sha256(self, request: GatewayRequest) -> str:
         if not request.sign_body and self._endpoint.protects_bodies:
             return UNSIGNED_PAYLOAD
         return body_sha256(request.body)

@@ -8,7 +8,7 @@ from objectcache.channel.responses import DeliveryHead
 from objectcache.core import TransportChoice
 from objectcache.deliveries.consumption import ConsumptionReports
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.receivers import Receiver
+from objectcache.deliveries.receivers import LayerReceiver
 from objectcache.landing.regions import Landing
 
 BODY = TransportChoice.BODY.value
@@ -21,6 +21,6 @@ class BegunFetch:
     head: DeliveryHead
     progress: LayerProgress
     landing: Landing
-    receiver: Receiver
+    receiver: LayerReceiver
     reports: ConsumptionReports
     transport: str

@@ -10,7 +10,7 @@ from objectcache.arguments import checked_compute_s
 from objectcache.channel.responses import DeliveryHead
 from objectcache.deliveries.consumption import ConsumptionReports, no_reports
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.receivers import Receiver
+from objectcache.deliveries.receivers import LayerReceiver
 from objectcache.landing.targets import Target
 from objectcache.payload import Bytes, PayloadShape
 
@@ -35,7 +35,7 @@ class Delivery:
         progress: LayerProgress,
         shape: PayloadShape,
         memory: Bytes,
-        receiver: Receiver | None,
+        receiver: LayerReceiver | None,
         *,
         transport: str,
         head: DeliveryHead | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from objectcache.deliveries.consumption import Consumption, ConsumptionReports
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.learned_windows import FetchShape, LearnedWindows
+from objectcache.learned_windows import FetchShape, RememberedWindows
 from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.compute_windows import is_computed, is_no_copy
 from objectcache_schemas.messages.sessions import LayersConsumed
@@ -32,7 +32,7 @@ def tell_session(
 
 
 def teach_windows(
-    progress: LayerProgress, windows: LearnedWindows, shape: FetchShape, layer_bytes: int
+    progress: LayerProgress, windows: RememberedWindows, shape: FetchShape, layer_bytes: int
 ) -> ConsumptionReports:
     """Reports from which the next delivery of this shape gets its compute window."""
     layers_compute_s: list[float] = []

@@ -14,7 +14,7 @@ from objectcache.deliveries.consumption import no_reports
 from objectcache.deliveries.feedback import tell_session
 from objectcache.deliveries.fetch_request import FetchRequest, begin_over_http
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.deliveries.receivers import OutcomeReceiver, Receiver, SessionReceiver
+from objectcache.deliveries.receivers import LayerReceiver, OutcomeReceiver, SessionReceiver
 from objectcache.landing.refusals import was_refused
 from objectcache.landing.regions import Landing
 from objectcache.landing.registered_memory import RegisteredMemory
@@ -80,7 +80,7 @@ def _ask(
     landing: Landing,
     progress: LayerProgress,
     session: TargetSession,
-) -> tuple[DeliveryHead, Receiver]:
+) -> tuple[DeliveryHead, LayerReceiver]:
     """Begin a delivery into a target: over the session where that may get from the bucket by
     itself, else over HTTP, which may allow the session to.
     """

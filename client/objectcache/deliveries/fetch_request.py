@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from objectcache.channel import requests
-from objectcache.channel.http_channel import Exchange
+from objectcache.channel.http_channel import GatewayExchange
 from objectcache.channel.request_labels import current_traceparent, new_request_id
 from objectcache.channel.responses import DeliveryHead, parse_delivery_head
 from objectcache.core import ClientCore, TransportChoice
@@ -105,7 +105,7 @@ def _check_fits(target: Target, transport: TransportChoice) -> None:
 
 def begin_over_http(
     core: ClientCore, request: FetchRequest, descriptor: Descriptor
-) -> tuple[Exchange, DeliveryHead]:
+) -> tuple[GatewayExchange, DeliveryHead]:
     """Returns when the server has accepted it; raises its refusal."""
     asked = requests.get_headers(request.request_id, request.path, current_traceparent())
     get = requests.get(request.bucket, descriptor, asked, request.started_s)

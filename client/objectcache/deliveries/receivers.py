@@ -8,7 +8,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 
-from objectcache.channel.http_channel import Exchange
+from objectcache.channel.http_channel import GatewayExchange
 from objectcache.channel.responses import parse_outcome
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.landing.regions import Landing
@@ -24,7 +24,7 @@ logger = logging.getLogger("objectcache.deliveries.receivers")
 PIECE_BYTES_MAX = 8 * MIB  # between two looks at whether the delivery was closed
 
 
-class Receiver(ABC):
+class LayerReceiver(ABC):
     """Owns a delivery's landing until the delivery has ended, whichever way.
 
     It ends by itself. `cancel` makes it end soon, at the server too.
@@ -53,10 +53,12 @@ class Receiver(ABC):
         return self._returned.wait(timeout_s)
 
 
-class ExchangeReceiver(Receiver):
+class ExchangeReceiver(LayerReceiver):
     """Reads a response in a thread. It is cancelled by closing its connection."""
 
-    def __init__(self, exchange: Exchange, landing: Landing, progress: LayerProgress) -> None:
+    def __init__(
+        self, exchange: GatewayExchange, landing: Landing, progress: LayerProgress
+    ) -> None:
         super().__init__(landing, progress)
         self._exchange = exchange
         self._cancelled = False
@@ -96,7 +98,11 @@ class BodyReceiver(ExchangeReceiver):
     """Reads a response body straight into memory, layer by layer."""
 
     def __init__(
-        self, exchange: Exchange, landing: Landing, progress: LayerProgress, shape: PayloadShape
+        self,
+        exchange: GatewayExchange,
+        landing: Landing,
+        progress: LayerProgress,
+        shape: PayloadShape,
     ) -> None:
         super().__init__(exchange, landing, progress)
         self._shape = shape
@@ -132,7 +138,7 @@ class OutcomeReceiver(ExchangeReceiver):
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: GatewayExchange,
         landing: Landing,
         progress: LayerProgress,
         session: TargetSession,
@@ -160,7 +166,7 @@ class OutcomeReceiver(ExchangeReceiver):
             self._landing.withdraw()
 
 
-class SessionReceiver(Receiver):
+class SessionReceiver(LayerReceiver):
     """Hears, on the session's thread, of a get that went over the session itself."""
 
     def __init__(

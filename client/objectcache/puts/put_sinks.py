@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from objectcache.channel import requests
-from objectcache.channel.http_channel import Upload
+from objectcache.channel.http_channel import BodyUpload
 from objectcache.channel.responses import PutResult, parse_reply
 from objectcache.core import ClientCore, TransportChoice
 from objectcache.landing.refusals import may_fall_back
@@ -48,7 +48,7 @@ class UploadSink(PutSink):
 
     def __init__(self, core: ClientCore, put: PutRequest) -> None:
         request = requests.put_head(put.bucket, put.descriptor)
-        self._upload: Upload = core.channel.start_upload(request, put.timeout_s)
+        self._upload: BodyUpload = core.channel.start_upload(request, put.timeout_s)
 
     def write(self, parts: Sequence[memoryview]) -> None:
         for part in parts:

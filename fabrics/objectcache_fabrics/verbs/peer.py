@@ -30,9 +30,9 @@ from objectcache_fabrics.verbs.queue_pair import (
     Segment,
 )
 from objectcache_fabrics.verbs.send_queue import (
-    Operation,
     SendQueue,
-    Transfer,
+    TransferKind,
+    VerbsTransfer,
     Work,
 )
 from objectcache_schemas.errors import (
@@ -117,16 +117,16 @@ class VerbsPeer(FabricPeer):
     def write(
         self, memory: RemoteMemory, offset_bytes: int, source: memoryview, done: WriteDone
     ) -> None:
-        self._transfer(Operation.WRITE, memory, offset_bytes, source, done)
+        self._transfer(TransferKind.WRITE, memory, offset_bytes, source, done)
 
     def read(
         self, memory: RemoteMemory, offset_bytes: int, into: memoryview, done: WriteDone
     ) -> None:
-        self._transfer(Operation.READ, memory, offset_bytes, into, done)
+        self._transfer(TransferKind.READ, memory, offset_bytes, into, done)
 
     def _transfer(
         self,
-        operation: Operation,
+        operation: TransferKind,
         memory: RemoteMemory,
         offset_bytes: int,
         staged: memoryview,
@@ -135,10 +135,12 @@ class VerbsPeer(FabricPeer):
         assert 0 <= offset_bytes <= memory.length_bytes - len(staged)
         address = self._region.address + self._staging.offset_of(staged)
         segment = Segment(address, len(staged), self._region.local_key)
-        transfer = Transfer(operation, segment, memory.address + offset_bytes, memory.key, done)
+        transfer = VerbsTransfer(
+            operation, segment, memory.address + offset_bytes, memory.key, done
+        )
         with self._lock:
             error = self._error
-            if operation is Operation.READ and not self._reads_answered:
+            if operation is TransferKind.READ and not self._reads_answered:
                 error = error or DeliveryFailed("the client answers no reads of its memory")
             if error is None:
                 self._queue.add(transfer)
@@ -182,7 +184,7 @@ class VerbsPeer(FabricPeer):
             self._pair.announce(work.number, work.announcement, signalled=work.signalled)
             return
         first = work.transfers[0]
-        post = self._pair.write if first.operation is Operation.WRITE else self._pair.read
+        post = self._pair.write if first.operation is TransferKind.WRITE else self._pair.read
         segments = [transfer.segment for transfer in work.transfers]
         post(work.number, segments, first.address, first.key, signalled=work.signalled)
 

@@ -21,7 +21,7 @@ from objectcache_fabrics.verbs.queue_pair import Segment
 WAITING_MAX = 4096  # deliveries whose watermark waits; more than any client that returns credits
 
 
-class Operation(Enum):
+class TransferKind(Enum):
     """What a transfer does with the client's memory."""
 
     WRITE = auto()
@@ -29,13 +29,13 @@ class Operation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class VerbsTransfer:
     """A run of staging memory, and the client's memory that it is written to or read from.
 
     `done` is for whoever carries it out, None where a later transfer ends the same request.
     """
 
-    operation: Operation
+    operation: TransferKind
     segment: Segment
     address: int
     key: int
@@ -46,14 +46,14 @@ class Work(NamedTuple):
     """One entry of the send queue: neighbours among the transfers, or an announcement."""
 
     number: int
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[VerbsTransfer, ...]
     announcement: Announcement | None
     signalled: bool
 
 
 class _Posted(NamedTuple):
     number: int
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[VerbsTransfer, ...]
     posted_s: float
 
 
@@ -71,12 +71,15 @@ class SendQueue:
     ) -> None:
         assert depth >= 2
         self._depth = depth
-        self._segments_max = {Operation.WRITE: segments_max, Operation.READ: read_segments_max}
+        self._segments_max = {
+            TransferKind.WRITE: segments_max,
+            TransferKind.READ: read_segments_max,
+        }
         self._message_bytes_max = message_bytes_max
         self._credits_max = credits_max
         self._announced_count = 0
         self._taken_count = 0
-        self._transfers: deque[Transfer] = deque()
+        self._transfers: deque[VerbsTransfer] = deque()
         self._end_layers: dict[int, int] = {}  # announcements that wait, by tag
         self._posted: deque[_Posted] = deque()
         self._next_number = 0
@@ -108,19 +111,21 @@ class SendQueue:
         """Since when the device is at the oldest entry; None where nothing is posted."""
         return max(self._posted[0].posted_s, self._completed_s) if self._posted else None
 
-    def add(self, transfer: Transfer) -> None:
+    def add(self, transfer: VerbsTransfer) -> None:
         """Have this carried out, after what was added before; split where no message is so long."""
         segment, address = transfer.segment, transfer.address
         while segment.length_bytes > self._message_bytes_max:
             taken_bytes = self._message_bytes_max
             first = segment._replace(length_bytes=taken_bytes)
-            self._transfers.append(Transfer(transfer.operation, first, address, transfer.key, None))
+            self._transfers.append(
+                VerbsTransfer(transfer.operation, first, address, transfer.key, None)
+            )
             segment = Segment(
                 segment.address + taken_bytes, segment.length_bytes - taken_bytes, segment.local_key
             )
             address += taken_bytes
         self._transfers.append(
-            Transfer(transfer.operation, segment, address, transfer.key, transfer.done)
+            VerbsTransfer(transfer.operation, segment, address, transfer.key, transfer.done)
         )
 
     def announce(self, announcement: Announcement) -> None:
@@ -159,7 +164,7 @@ class SendQueue:
                 break
         return taken
 
-    def _neighbours(self) -> tuple[Transfer, ...]:
+    def _neighbours(self) -> tuple[VerbsTransfer, ...]:
         """The next transfer, with those behind it that continue it in the client's memory."""
         transfers = [self._transfers.popleft()]
         length_bytes = transfers[0].segment.length_bytes
@@ -173,7 +178,7 @@ class SendQueue:
         return tuple(transfers)
 
     def _post(
-        self, transfers: tuple[Transfer, ...], announcement: Announcement | None, now_s: float
+        self, transfers: tuple[VerbsTransfer, ...], announcement: Announcement | None, now_s: float
     ) -> Work:
         more = self._transfers or (self._end_layers and self.credits)
         signalled = not more or self._unsignalled_count + 1 >= self._depth // 2
@@ -207,7 +212,7 @@ class SendQueue:
         )
 
 
-def _continues(last: Transfer, following: Transfer) -> bool:
+def _continues(last: VerbsTransfer, following: VerbsTransfer) -> bool:
     return (
         following.operation is last.operation
         and following.key == last.key
@@ -215,5 +220,5 @@ def _continues(last: Transfer, following: Transfer) -> bool:
     )
 
 
-def _to_tell(transfers: tuple[Transfer, ...]) -> list[WriteDone]:
+def _to_tell(transfers: tuple[VerbsTransfer, ...]) -> list[WriteDone]:
     return [transfer.done for transfer in transfers if transfer.done is not None]

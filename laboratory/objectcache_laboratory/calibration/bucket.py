@@ -13,7 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from objectcache.client import DEFAULT_REGION, Client
-from objectcache_laboratory.access import Access
+from objectcache_laboratory.access import StoreAccess
 
 PREFIX = "objectcache-calibration-"
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("objectcache.calibration")
 
 
 @contextmanager
-def calibration_bucket(client: Client, access: Access) -> Generator[str]:
+def calibration_bucket(client: Client, access: StoreAccess) -> Generator[str]:
     """The name of a bucket of our own, which is deleted at the end with all that it holds.
 
     Where that fails, its name is logged and nothing is raised: what was measured still counts.
@@ -37,7 +37,7 @@ def calibration_bucket(client: Client, access: Access) -> Generator[str]:
             logger.warning("bucket %s was not deleted, do it by hand: %s", name, error)
 
 
-def _s3(access: Access) -> Any:
+def _s3(access: StoreAccess) -> Any:
     return botocore.session.get_session().create_client(
         "s3",
         endpoint_url=access.endpoint,

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from objectcache_laboratory.calibration.geometry import Geometry
+from objectcache_laboratory.calibration.geometry import ModelGeometry
 from objectcache_laboratory.calibration.knee import (
     Knee,
-    Reading,
+    RateReading,
     find_stall_knee,
     find_ttft_knee,
     margin_bytes_per_s,
@@ -30,8 +30,8 @@ PAYLOADS_BYTES = (256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 class Curve:
     """TTFT by rate of one geometry."""
 
-    geometry: Geometry
-    readings: tuple[Reading, ...]
+    geometry: ModelGeometry
+    readings: tuple[RateReading, ...]
 
     @property
     def stall_knee(self) -> Knee:
@@ -99,7 +99,7 @@ class Calibration:
 
 def calibrate(
     measurement: Measurement,
-    geometries: Sequence[Geometry],
+    geometries: Sequence[ModelGeometry],
     scale: float,
     repeats: int,
     say: Callable[[str], None],
@@ -111,19 +111,19 @@ def calibrate(
     return Calibration(tuple(curves), tuple(modes), find_threshold(modes), scale)
 
 
-def expected_s(geometries: Sequence[Geometry], repeats: int) -> float:
+def expected_s(geometries: Sequence[ModelGeometry], repeats: int) -> float:
     """How long it takes about: below the zero-stall rate the transfer counts, above the compute."""
     rates = sum(max(1.0, 1 / factor) for factor in RATE_FACTORS)
     modes_s = len(PAYLOADS_BYTES) * 2 * _quickest(geometries).compute_s
     return repeats * (rates * sum(geometry.compute_s for geometry in geometries) + modes_s)
 
 
-def _quickest(geometries: Sequence[Geometry]) -> Geometry:
+def _quickest(geometries: Sequence[ModelGeometry]) -> ModelGeometry:
     return min(geometries, key=lambda geometry: geometry.compute_s)
 
 
 def _curve(
-    measurement: Measurement, geometry: Geometry, repeats: int, say: Callable[[str], None]
+    measurement: Measurement, geometry: ModelGeometry, repeats: int, say: Callable[[str], None]
 ) -> Curve:
     say(f"{geometry.name}: TTFT by rate")
     rates = [factor * geometry.zero_stall_rate for factor in RATE_FACTORS]
@@ -133,7 +133,7 @@ def _curve(
 
 def _modes(
     measurement: Measurement,
-    geometries: Sequence[Geometry],
+    geometries: Sequence[ModelGeometry],
     repeats: int,
     say: Callable[[str], None],
 ) -> Iterator[ModeReading]:
@@ -146,7 +146,7 @@ def _modes(
         say(f"modes: {payload_bytes // KIB} KiB")
         name = f"{payload_bytes} bytes"
         stored = measurement.store(
-            Geometry(name, layer_bytes, like.compute_window_s, like.num_layers)
+            ModelGeometry(name, layer_bytes, like.compute_window_s, like.num_layers)
         )
         pairs = [
             (measurement.chunkwise(stored).ttft_s, measurement.layerwise(stored).ttft_s)

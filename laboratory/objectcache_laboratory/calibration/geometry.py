@@ -20,7 +20,7 @@ FORM = "NAME=BYTES_PER_LAYER,WINDOW,LAYERS, such as 16K=56MiB,8.8ms,32"
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class ModelGeometry:
     """`num_layers` layers of `layer_bytes`, each computed for `compute_window_s` (paper: L, s, c).
 
     Raises `InvalidRequest` that names the geometry.
@@ -75,21 +75,21 @@ class Geometry:
         """Bytes per second from which no layer is late, in theory (paper: r*)."""
         return self.delivered_layer_bytes / self.compute_window_s
 
-    def scaled(self, scale: float) -> Geometry:
+    def scaled(self, scale: float) -> ModelGeometry:
         """With its bytes divided by `scale`; times are not."""
         return replace(self, layer_bytes=max(1, round(self.layer_bytes / scale)))
 
 
 # Table A8: Llama 3.1 8B on an A100, 4096 bytes per token and layer.
 DEFAULT_GEOMETRIES = (
-    Geometry("4K, 50%", 2048 * 4096, 0.00579, 32),
-    Geometry("16K, 50%", 8192 * 4096, 0.02987, 32),
-    Geometry("16K, 87.5%", 14336 * 4096, 0.00880, 32),
-    Geometry("32K, 87.5%", 28672 * 4096, 0.02385, 32),
+    ModelGeometry("4K, 50%", 2048 * 4096, 0.00579, 32),
+    ModelGeometry("16K, 50%", 8192 * 4096, 0.02987, 32),
+    ModelGeometry("16K, 87.5%", 14336 * 4096, 0.00880, 32),
+    ModelGeometry("32K, 87.5%", 28672 * 4096, 0.02385, 32),
 )
 
 
-def parse_geometry(text: str) -> Geometry:
+def parse_geometry(text: str) -> ModelGeometry:
     """A geometry of `FORM`; plain numbers are bytes and seconds. Raises `InvalidRequest`."""
     name, equals, values = text.partition("=")
     parts = [part.strip() for part in values.split(",")]
@@ -97,7 +97,7 @@ def parse_geometry(text: str) -> Geometry:
         raise InvalidRequest(f"--geometry {text!r} is not {FORM}")
     try:
         size, window, layers = parts
-        return Geometry(
+        return ModelGeometry(
             name.strip(),
             parse_size_bytes(_with_unit(size, "B")),
             parse_duration_s(_with_unit(window, "s")),
@@ -109,7 +109,7 @@ def parse_geometry(text: str) -> Geometry:
         raise InvalidRequest(f"--geometry {text!r}: {error.message}") from error
 
 
-def parse_geometries(profile: str) -> list[Geometry]:
+def parse_geometries(profile: str) -> list[ModelGeometry]:
     """The rows of a compute profile, with the columns of the paper's table A8.
 
     Bytes and layers follow from its rounded figures: required rate times window, and total time
@@ -122,7 +122,7 @@ def parse_geometries(profile: str) -> list[Geometry]:
     return geometries
 
 
-def check_geometries(geometries: Sequence[Geometry]) -> None:
+def check_geometries(geometries: Sequence[ModelGeometry]) -> None:
     """Raise `InvalidRequest` where there are too many, or two of one name."""
     if len(geometries) > GEOMETRIES_MAX:
         raise InvalidRequest(f"{len(geometries)} geometries were given, at most {GEOMETRIES_MAX}")
@@ -132,13 +132,13 @@ def check_geometries(geometries: Sequence[Geometry]) -> None:
             raise InvalidRequest(f"two geometries are called {name!r}")
 
 
-def _of_row(row: dict[str, str], number: int) -> Geometry:
+def _of_row(row: dict[str, str], number: int) -> ModelGeometry:
     try:
         window_s = float(row["t_layer_ms"]) / 1e3
         rate_bytes_per_s = float(row["required_gbytes_per_s"]) * 1e9
         name = f"{row['context']}, {100 * float(row['hit_rate']):g}%"
         layers = round(float(row["t_total_ms"]) / 1e3 / window_s)
-        return Geometry(name, round(rate_bytes_per_s * window_s), window_s, layers)
+        return ModelGeometry(name, round(rate_bytes_per_s * window_s), window_s, layers)
     except KeyError as error:
         raise InvalidRequest(f"the profile has no column {error.args[0]}") from None
     except (ArithmeticError, TypeError, ValueError) as error:

@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RateReading:
     """Deliveries at one rate, infinity for no bound. What disturbs a measurement only ever adds to
     it, so the best of them counts.
     """
@@ -68,19 +68,19 @@ class Knee:
     remark: str = ""
 
 
-def stalling(readings: Sequence[Reading]) -> list[float]:
+def stalling(readings: Sequence[RateReading]) -> list[float]:
     """By reading, how far its time from the first layer on lies above the best, as a part of it."""
     best_s = min(reading.after_first_s for reading in readings)
     return [reading.after_first_s / best_s - 1 for reading in readings]
 
 
-def above_best(readings: Sequence[Reading]) -> list[float]:
+def above_best(readings: Sequence[RateReading]) -> list[float]:
     """By reading, how far its TTFT lies above the best, as a part of it."""
     best_s = min(reading.ttft_s for reading in readings)
     return [reading.ttft_s / best_s - 1 for reading in readings]
 
 
-def find_stall_knee(readings: Sequence[Reading], tolerance: float = TOLERANCE) -> Knee:
+def find_stall_knee(readings: Sequence[RateReading], tolerance: float = TOLERANCE) -> Knee:
     """The lowest rate whose time from the first layer on is within `tolerance` of the best; between
     two rates by the straight line in 1/rate, as times of stalled deliveries are.
 
@@ -95,7 +95,7 @@ def find_stall_knee(readings: Sequence[Reading], tolerance: float = TOLERANCE) -
     )
 
 
-def find_ttft_knee(readings: Sequence[Reading], tolerance: float = TOLERANCE) -> Knee:
+def find_ttft_knee(readings: Sequence[RateReading], tolerance: float = TOLERANCE) -> Knee:
     """The same of the TTFT itself, as in the paper's figure 15: the first layer counts."""
     return _find(
         readings,
@@ -107,7 +107,7 @@ def find_ttft_knee(readings: Sequence[Reading], tolerance: float = TOLERANCE) ->
 
 
 def plateau_rate(
-    readings: Sequence[Reading], zero_stall_rate: float, tolerance: float = TOLERANCE
+    readings: Sequence[RateReading], zero_stall_rate: float, tolerance: float = TOLERANCE
 ) -> float | None:
     """The lowest rate that was measured to be on the plateau, at or above the stall knee and above
     `zero_stall_rate`, bytes per second; None where there is no such knee or rate.
@@ -136,8 +136,8 @@ def margin_bytes_per_s(plateaus: Sequence[tuple[float | None, float]]) -> float 
 
 
 def _find(
-    readings: Sequence[Reading],
-    excess_of: Callable[[Sequence[Reading]], list[float]],
+    readings: Sequence[RateReading],
+    excess_of: Callable[[Sequence[RateReading]], list[float]],
     tolerance: float,
     flat: str,
     steep: str,
@@ -156,7 +156,7 @@ def _find(
     return Knee(1 / (fast_x + part * (slow_x - fast_x)), _noise(readings, tolerance))
 
 
-def _noise(readings: Sequence[Reading], tolerance: float) -> str:
+def _noise(readings: Sequence[RateReading], tolerance: float) -> str:
     spread = statistics.median(reading.spread for reading in readings)
     if spread <= tolerance:
         return ""

@@ -12,8 +12,8 @@ import numpy as np
 from objectcache.client import Client
 from objectcache.kv_bucket import KvBucket
 from objectcache_laboratory.calibration.emulated_gpu import prefill
-from objectcache_laboratory.calibration.geometry import Geometry
-from objectcache_laboratory.calibration.knee import Reading, Sample
+from objectcache_laboratory.calibration.geometry import ModelGeometry
+from objectcache_laboratory.calibration.knee import RateReading, Sample
 from objectcache_schemas.limits import MIB
 
 PUT_BYTES_MAX = 64 * MIB
@@ -21,10 +21,10 @@ UNBOUND = math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredGeometry:
     """A geometry whose chunks are in the bucket."""
 
-    geometry: Geometry
+    geometry: ModelGeometry
     bucket: KvBucket
     keys: list[str]
 
@@ -42,7 +42,7 @@ class Measurement:
         self._stored_count = 0
         self._tells_window = tells_window
 
-    def store(self, geometry: Geometry) -> Stored:
+    def store(self, geometry: ModelGeometry) -> StoredGeometry:
         """Put random chunks of a geometry, and fetch them once so that they are warm."""
         layout = geometry.layout
         bucket = self._client.kv_bucket(self._bucket, layout)
@@ -54,31 +54,33 @@ class Measurement:
             shape = len(some), layout.num_layers, layout.per_layer_chunk_bytes
             chunks = self._rng.integers(0, 256, shape, np.uint8)
             bucket.put(some, chunks, parent_key=keys[first - 1] if first else None)
-        stored = Stored(geometry, bucket, keys)
+        stored = StoredGeometry(geometry, bucket, keys)
         for mode in ("layerwise", "chunkwise"):
             with bucket.fetch(keys, delivery=mode) as delivery:
                 delivery.wait()
         return stored
 
-    def layerwise(self, stored: Stored, rate_bytes_per_s: float = UNBOUND) -> Sample:
+    def layerwise(self, stored: StoredGeometry, rate_bytes_per_s: float = UNBOUND) -> Sample:
         """Layer by layer, at a rate of at most so much."""
         return self._sample(stored, "layerwise", rate_bytes_per_s)
 
-    def chunkwise(self, stored: Stored) -> Sample:
+    def chunkwise(self, stored: StoredGeometry) -> Sample:
         """All chunks, then all of the computing."""
         return self._sample(stored, "chunkwise", UNBOUND)
 
-    def readings(self, stored: Stored, rates: Sequence[float], repeats: int) -> list[Reading]:
+    def readings(
+        self, stored: StoredGeometry, rates: Sequence[float], repeats: int
+    ) -> list[RateReading]:
         """One a rate. Every round goes through all rates, so that what disturbs for a while does
         not fall on one of them.
         """
         rounds = [[self.layerwise(stored, rate) for rate in rates] for _ in range(repeats)]
         return [
-            Reading(rate, samples)
+            RateReading(rate, samples)
             for rate, samples in zip(rates, zip(*rounds, strict=True), strict=True)
         ]
 
-    def _sample(self, stored: Stored, mode: str, rate_bytes_per_s: float) -> Sample:
+    def _sample(self, stored: StoredGeometry, mode: str, rate_bytes_per_s: float) -> Sample:
         geometry = stored.geometry
         started_s = time.monotonic()
         with stored.bucket.fetch(

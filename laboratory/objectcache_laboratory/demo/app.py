@@ -12,7 +12,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from objectcache import Client
-from objectcache_laboratory.demo.conversation import Conversation, FetchPath
+from objectcache_laboratory.demo.conversation import DemoConversation, FetchPath
 from objectcache_laboratory.demo.document import Document, load_document
 from objectcache_laboratory.demo.options import QUESTIONS, DemoOptions, parse_options
 from objectcache_laboratory.demo.paced_link import paced_link
@@ -72,7 +72,7 @@ def _converse(options: DemoOptions, document: Document, console: Console) -> Dem
         console.print(f"server at {server.endpoint}, stopped and removed at the end")
         paths = _paths(options, server, stack)
         turns: list[TurnMeasurement] = []
-        conversation = Conversation(
+        conversation = DemoConversation(
             engine,
             paths,
             options.chunk_tokens,

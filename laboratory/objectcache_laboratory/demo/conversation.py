@@ -46,7 +46,7 @@ class FetchPath:
     bucket: KvBucket
 
 
-class Conversation:
+class DemoConversation:
     """What was said so far, and what of its KV is stored."""
 
     def __init__(

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from objectcache_laboratory.replay.run import Outcome
+from objectcache_laboratory.replay.run import RequestOutcome
 from objectcache_schemas.limits import GIB, MIB
 
 
@@ -50,7 +50,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(
-    outcomes: Sequence[Outcome], expected_matches: Sequence[int], elapsed_s: float
+    outcomes: Sequence[RequestOutcome], expected_matches: Sequence[int], elapsed_s: float
 ) -> ReplayReport:
     """Add up the outcomes of a replay that took `elapsed_s`."""
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]

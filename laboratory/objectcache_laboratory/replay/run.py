@@ -53,7 +53,7 @@ class ReplayBucket(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """What became of one request; times that did not happen are None."""
 
     block_count: int
@@ -86,22 +86,22 @@ class Replay:
         self._layout = layout
         self._bytes = KvBytes(layout)
 
-    def request(self, request: TraceRequest, late_s: float = 0.0) -> Outcome:
+    def request(self, request: TraceRequest, late_s: float = 0.0) -> RequestOutcome:
         """Replay one request; an error of the store is an outcome, not raised."""
         blocks, tokens = len(request.hash_ids), request.input_length
         try:
             return self._replayed(request, late_s)
         except ObjectCacheError as error:
-            return Outcome(blocks, tokens, late_s=late_s, error=error)
+            return RequestOutcome(blocks, tokens, late_s=late_s, error=error)
 
-    def _replayed(self, request: TraceRequest, late_s: float) -> Outcome:
+    def _replayed(self, request: TraceRequest, late_s: float) -> RequestOutcome:
         keys = chunk_keys(self._layout, request)
         matched, match_s = _timed(lambda: self._bucket.match(keys))
         fetched = self._fetch(keys[:matched]) if matched else _Fetched(0, None, None)
         missing = keys[matched:]
         put_s = self._put(keys, matched) if missing else None
         chunk_bytes = self._layout.chunk_bytes
-        return Outcome(
+        return RequestOutcome(
             block_count=len(keys),
             token_count=request.input_length,
             matched_blocks=matched,
@@ -147,8 +147,8 @@ def replay_all(
     requests: Sequence[TraceRequest],
     concurrency: int,
     speed: float,
-    on_outcome: Callable[[Outcome], None] = lambda _: None,
-) -> list[Outcome]:
+    on_outcome: Callable[[RequestOutcome], None] = lambda _: None,
+) -> list[RequestOutcome]:
     """Replay in the trace's order, `concurrency` at a time; outcomes in the same order.
 
     `speed` 0 begins each request as soon as there is room; otherwise not before its arrival in the
@@ -157,7 +157,7 @@ def replay_all(
     begin_s = time.monotonic()
     given_up = threading.Event()
 
-    def at_its_time(request: TraceRequest) -> Outcome:
+    def at_its_time(request: TraceRequest) -> RequestOutcome:
         due_s = begin_s + due_after_s(request, requests[0], speed)
         given_up.wait(max(0.0, due_s - time.monotonic()))
         late_s = max(0.0, time.monotonic() - due_s) if speed else 0.0

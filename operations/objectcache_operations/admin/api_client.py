@@ -198,14 +198,14 @@ def _credentials(
         return {"Authorization": f"Bearer {access.token}"}
     if access.root_key is None or access.endpoint.startswith(UNIX_SCHEME):
         return {}
-    from objectcache.channel.access_key import AccessKey
-    from objectcache.channel.requests import Request
+    from objectcache.channel.access_key import SigningKey
+    from objectcache.channel.requests import GatewayRequest
     from objectcache.channel.signing import Signer
 
-    key = AccessKey(access.root_key.access_key, access.root_key.secret_key)
+    key = SigningKey(access.root_key.access_key, access.root_key.secret_key)
     signer = Signer(Endpoint.parse(access.endpoint), "us-east-1", lambda: key, SIGNING_SERVICE)
     path, _, query = target.partition("?")
-    signed = signer.signed_headers(Request(method, path, query, headers, (body,)))
+    signed = signer.signed_headers(GatewayRequest(method, path, query, headers, (body,)))
     return {name: value for name, value in signed.items() if name != "host"}
 
 

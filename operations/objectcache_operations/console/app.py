@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ADMIN = "admin"
 
 
-class Commands(typer.core.TyperGroup):
+class LazyCommands(typer.core.TyperGroup):
     """Declares the operator's commands, of which there are many, only where they are asked for."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -41,14 +41,14 @@ class Commands(typer.core.TyperGroup):
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=LazyCommands,
     help="S3-compatible object store for LLM prefix KV cache, delivered layer by layer.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # its tracebacks show locals, and locals may hold secrets
 )
 bench_app = typer.Typer(help="Measure a running server.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-app.add_typer(typer.Typer(), name=ADMIN)  # in its place stands what `Commands` declares
+app.add_typer(typer.Typer(), name=ADMIN)  # in its place stands what `LazyCommands` declares
 
 CaFile = Annotated[
     Path | None,

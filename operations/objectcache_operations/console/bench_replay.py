@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 import objectcache
 from objectcache.core import TransportChoice
-from objectcache_laboratory.access import Access
+from objectcache_laboratory.access import StoreAccess
 from objectcache_laboratory.replay.report import ReplayReport, report_table, summarise
 from objectcache_laboratory.replay.run import Replay, replay_all
 from objectcache_laboratory.replay.trace import TraceRequest, read_trace
@@ -42,7 +42,7 @@ class ReplayOptions:
     json_file: Path | None
 
 
-def run(options: ReplayOptions, access: Access, console: Console) -> int:
+def run(options: ReplayOptions, access: StoreAccess, console: Console) -> int:
     """Replay, print the report, write it as JSON; 1 where a byte was wrong or a request failed.
 
     Raises `ObjectCacheError` for a wrong trace and a server that cannot be reached, and before
@@ -74,7 +74,7 @@ def _check_writable(file: Path) -> None:
 
 def _replay(
     options: ReplayOptions,
-    access: Access,
+    access: StoreAccess,
     requests: Sequence[TraceRequest],
     layout: KvLayout,
     console: Console,

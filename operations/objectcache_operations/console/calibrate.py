@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from objectcache.client import Client
-from objectcache_laboratory.access import Access
+from objectcache_laboratory.access import StoreAccess
 from objectcache_laboratory.calibration.bucket import calibration_bucket
 from objectcache_laboratory.calibration.calibrate import (
     RATE_FACTORS,
@@ -27,7 +27,7 @@ from objectcache_laboratory.calibration.curve_svg import curves_svg
 from objectcache_laboratory.calibration.geometry import (
     DEFAULT_GEOMETRIES,
     DEFAULT_SCALE,
-    Geometry,
+    ModelGeometry,
     check_geometries,
     parse_geometries,
     parse_geometry,
@@ -53,7 +53,7 @@ TARGET_BYTES_MAX = 16 * GIB
 class CalibrateOptions:
     """The flags of one calibration. `settings` are the server's, where its admin socket is used."""
 
-    geometries: tuple[Geometry, ...]
+    geometries: tuple[ModelGeometry, ...]
     scale: float
     repeats: int
     transport: str
@@ -63,12 +63,12 @@ class CalibrateOptions:
     settings: Settings | None
 
     @property
-    def scaled(self) -> tuple[Geometry, ...]:
+    def scaled(self) -> tuple[ModelGeometry, ...]:
         """The geometries as they are measured."""
         return tuple(geometry.scaled(self.scale) for geometry in self.geometries)
 
 
-def geometries_of(given: list[str], profile: Path | None) -> tuple[Geometry, ...]:
+def geometries_of(given: list[str], profile: Path | None) -> tuple[ModelGeometry, ...]:
     """Those of the flags, else those of the paper; raises `InvalidRequest`."""
     if given and profile is not None:
         raise InvalidRequest("give --geometry or --profile, not both")
@@ -91,7 +91,7 @@ def scale_of(given: float | None, has_geometries: bool) -> float:
     return 1.0 if has_geometries else DEFAULT_SCALE
 
 
-def run(options: CalibrateOptions, access: Access, console: Console) -> None:
+def run(options: CalibrateOptions, access: StoreAccess, console: Console) -> None:
     """Measure, show, and write what was found where --apply says so.
 
     Raises `ObjectCacheError`; before anything was measured where a file cannot be written or the
@@ -141,7 +141,7 @@ def _ended_as_by_ctrl_c() -> Generator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _calibrate(options: CalibrateOptions, access: Access) -> Calibration:
+def _calibrate(options: CalibrateOptions, access: StoreAccess) -> Calibration:
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with (
         _ended_as_by_ctrl_c(),

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.sglang.host_layouts import MHA_LAYOUTS
-from objectcache.connectors.sglang.host_pool import BufferPool, HostPool, has_common_order
+from objectcache.connectors.sglang.host_pool import HostPool, PageBufferPool, has_common_order
 from objectcache.connectors.sglang.page_source import HostPages, Page
 from objectcache.connectors.sglang.page_store import PageStore
 from objectcache.connectors.sglang.served_model import identity_of, published_arguments
@@ -48,7 +48,7 @@ T = TypeVar("T")
 class _Pool:
     """A host pool and where its pages are kept."""
 
-    def __init__(self, pages: HostPool | BufferPool, store: PageStore) -> None:
+    def __init__(self, pages: HostPool | PageBufferPool, store: PageStore) -> None:
         self.pages = pages
         self.store = store
 
@@ -275,13 +275,13 @@ def _rank(config: Any, *, replicated: bool) -> Rank:
     )
 
 
-def _pages_of(name: str, host_pool: Any) -> HostPool | BufferPool:
+def _pages_of(name: str, host_pool: Any) -> HostPool | PageBufferPool:
     """KV in an order that chunks can share; anything else as its buffers are."""
     memory = getattr(host_pool, "kv_buffer", None)
     known = getattr(host_pool, "layout", None) in MHA_LAYOUTS and hasattr(memory, "is_contiguous")
     if name == _KV and known and has_common_order(host_pool):
         return HostPool(host_pool)
-    return BufferPool(host_pool, name)
+    return PageBufferPool(host_pool, name)
 
 
 def _parent(extra_info: Any) -> str | None:

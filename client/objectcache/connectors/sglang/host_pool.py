@@ -52,7 +52,7 @@ class HostPool:
         return chunk
 
 
-class BufferPool:
+class PageBufferPool:
     """The pages of any other pool: its page buffers back to back, as one layer.
 
     What the pool gives out by `get_page_buffer_meta` must be addresses of this process's memory.

@@ -19,7 +19,7 @@ BEGIN_THREADS_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LinkedLoad:
     """Pages of one request: their hashes, and where they go."""
 
     hashes: list[str]
@@ -29,7 +29,7 @@ class Load:
 def load_layers(
     store: PageStore,
     pool: DevicePool,
-    loads: Sequence[Load],
+    loads: Sequence[LinkedLoad],
     complete: Callable[[int], None],
     device_module: Any,
     timing: BatchTiming,
@@ -59,7 +59,7 @@ def load_layers(
 
 
 def _begun(
-    store: PageStore, loads: Sequence[Load], timing: BatchTiming, stack: ExitStack
+    store: PageStore, loads: Sequence[LinkedLoad], timing: BatchTiming, stack: ExitStack
 ) -> list[Delivery]:
     """The deliveries of all loads, which end with `stack`; raises what one of them was refused for.
 
@@ -76,7 +76,7 @@ def _begun(
     return accepted
 
 
-def _begin(store: PageStore, load: Load, timing: BatchTiming) -> Delivery:
+def _begin(store: PageStore, load: LinkedLoad, timing: BatchTiming) -> Delivery:
     """The forward tells what it consumes: copying a layer says nothing about that."""
     cached_tokens = len(load.hashes) * store.bucket.layout.chunk_tokens
     delivery = store.bucket.fetch(

@@ -17,7 +17,7 @@ from objectcache.connectors.identity.namespace import compute_fingerprint
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.sglang.batch_timings import BatchTiming, BatchTimings, timed_counter
 from objectcache.connectors.sglang.device_pool import DevicePages, DevicePool
-from objectcache.connectors.sglang.linked_loads import Load, load_layers
+from objectcache.connectors.sglang.linked_loads import LinkedLoad, load_layers
 from objectcache.connectors.sglang.served_model import identity_of
 from objectcache.connectors.sglang.settings import (
     LOADS_MAX,
@@ -109,7 +109,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         self.layer_done_counter = timed_counter(
             _LayerWiseLoadCounter, self._pool.num_layers, self._timings
         )
-        self._pending: dict[str, Load] = {}
+        self._pending: dict[str, LinkedLoad] = {}
         self._results: Queue[bool] = Queue()
         self._loader = Worker("objectcache-load")
         self._offloader = Worker("objectcache-offload")
@@ -136,7 +136,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
             return False
         assert rid not in self._pending, rid
         self._budget.take(len(kv.keys))
-        self._pending[rid] = Load(list(kv.keys), kv.device_indices)
+        self._pending[rid] = LinkedLoad(list(kv.keys), kv.device_indices)
         return True
 
     def cancel_queued_load(self, rid: str) -> bool:
@@ -166,7 +166,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         landed: bool = self.layer_done_counter.finish(counter_index)
         return landed
 
-    def _load(self, index: int, loads: list[Load], ready: Any, timing: BatchTiming) -> None:
+    def _load(self, index: int, loads: list[LinkedLoad], ready: Any, timing: BatchTiming) -> None:
         try:
             ready.synchronize()
             complete = partial(self.layer_done_counter.complete, index)

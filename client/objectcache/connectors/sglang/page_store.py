@@ -7,7 +7,7 @@ from functools import partial
 
 from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.sglang.page_source import Page, PageSource, fill_page
-from objectcache.connectors.sglang.staging import Staging
+from objectcache.connectors.sglang.staging import PageStaging
 from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.store.stored_chunks import match_prefix, put_chunks_absent
@@ -41,7 +41,7 @@ class PageStore:
         put_memory: Callable[[int], RegisteredTarget] | None,
     ) -> None:
         """`lookup_timeout_s` bounds every silence of the server in a match, `timeout_s` in a load
-        beside the time that its bytes take. `put_memory` is as in `Staging`. Raises
+        beside the time that its bytes take. `put_memory` is as in `PageStaging`. Raises
         `InvalidRequest` where `load_bytes_max` does not hold one page.
         """
         self.bucket = bucket
@@ -54,7 +54,7 @@ class PageStore:
         self._fetch_count_max = min(most, max(1, FETCH_BYTES_MAX // chunk_bytes))
         self._put_count_max = max(1, PUT_BYTES_MAX // chunk_bytes)
         staging_bytes = self._put_count_max * chunk_bytes
-        self._staging = Staging(put_memory, staging_bytes)
+        self._staging = PageStaging(put_memory, staging_bytes)
 
     @property
     def put_count_max(self) -> int:

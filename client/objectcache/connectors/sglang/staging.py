@@ -13,7 +13,7 @@ from objectcache.payload import Bytes
 from objectcache_schemas.errors import ObjectCacheError
 
 
-class Staging:
+class PageStaging:
     """One piece of memory for one put at a time, which the storage server reads by itself where it
     can: then what is copied into it is not copied again.
     """
@@ -62,4 +62,4 @@ class Staging:
 
     def __repr__(self) -> str:
         where = "registered" if self._target is not None else "private"
-        return f"<Staging {self._length_bytes} bytes, {where}>"
+        return f"<PageStaging {self._length_bytes} bytes, {where}>"

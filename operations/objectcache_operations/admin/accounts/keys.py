@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from objectcache_operations.admin.accounts.users import AccessKeyOption, SecretKeyOption, pair_lines
 from objectcache_operations.admin.command import (
     Server,
     errors_end_the_command,
@@ -23,9 +22,17 @@ if TYPE_CHECKING:
     from msgspec import UnsetType
     from rich.table import Table
 
-    from objectcache_schemas.operators.admin_api import KeyChange, KeyView
+    from objectcache_schemas.operators.admin_api import KeyChange, KeyView, NewKeyPair
 
 key_app = typer.Typer(help="Key pairs of users.", no_args_is_help=True)
+
+AccessKeyOption = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Default: made up by the server.")
+]
+SecretKeyOption = Annotated[
+    str | None,
+    typer.Option(metavar="SECRET|-", help="- reads a line of standard input. Default: made up."),
+]
 
 
 @key_app.command("add")
@@ -82,6 +89,14 @@ def list_keys(server: Server, user: UserOption = None) -> None:
         print_document({"keys": keys})
     else:
         print_view(key_rows(keys))
+
+
+def pair_lines(pair: NewKeyPair) -> list[str]:
+    """A key pair that was made, as it is shown once."""
+    from objectcache_operations.admin.tables import date_text
+
+    lines = [f"access key  {pair.access_key}", f"secret key  {pair.secret_key}"]
+    return [*lines, f"expires     {date_text(pair.expires_s)}"] if pair.expires_s else lines
 
 
 def key_rows(keys: Iterable[KeyView]) -> Table:

@@ -6,6 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from objectcache_operations.admin.accounts.keys import (
+    AccessKeyOption,
+    SecretKeyOption,
+    key_rows,
+    pair_lines,
+)
 from objectcache_operations.admin.command import (
     Server,
     errors_end_the_command,
@@ -18,18 +24,11 @@ from objectcache_operations.admin.name_arguments import BucketName, UserName
 
 if TYPE_CHECKING:
     from objectcache_schemas.accounts import Grant
-    from objectcache_schemas.operators.admin_api import GrantList, NewKeyPair, NewUser, UserView
+    from objectcache_schemas.operators.admin_api import GrantList, NewUser, UserView
 
 user_app = typer.Typer(help="Users: the owners of buckets.", no_args_is_help=True)
 grant_app = typer.Typer(help="Access of users to others' buckets.", no_args_is_help=True)
 
-AccessKeyOption = Annotated[
-    str | None, typer.Option(metavar="KEY", help="Default: made up by the server.")
-]
-SecretKeyOption = Annotated[
-    str | None,
-    typer.Option(metavar="SECRET|-", help="- reads a line of standard input. Default: made up."),
-]
 NewUserName = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 Prefix = Annotated[str, typer.Option(metavar="PREFIX", help="Only keys that begin so.")]
 
@@ -68,14 +67,6 @@ def add_user(
     server.show(made, lambda: [f"user        {name}", *(pair_lines(made.key) if made.key else [])])
 
 
-def pair_lines(pair: NewKeyPair) -> list[str]:
-    """A key pair that was made, as it is shown once."""
-    from objectcache_operations.admin.tables import date_text
-
-    lines = [f"access key  {pair.access_key}", f"secret key  {pair.secret_key}"]
-    return [*lines, f"expires     {date_text(pair.expires_s)}"] if pair.expires_s else lines
-
-
 @user_app.command("list")
 @on_server
 def list_users(server: Server) -> None:
@@ -109,7 +100,6 @@ def show_user(server: Server, name: UserName) -> None:
     if server.as_json:
         print_document({"user": user, "keys": keys})
         return
-    from objectcache_operations.admin.accounts.keys import key_rows
     from objectcache_operations.admin.accounts.quotas import quota_lines
 
     for line in (*_user_lines(user), *quota_lines(user.quota)):

@@ -12,7 +12,7 @@ from objectcache.connectors.vllm.plans import SavePlan
 from objectcache.connectors.vllm.store import Complaints
 from objectcache.connectors.vllm.worker.arena import Arena
 from objectcache.connectors.vllm.worker.paged_layout import PagedLayer
-from objectcache.connectors.vllm.worker.staging import Staging
+from objectcache.connectors.vllm.worker.staging import SlotStaging
 from objectcache.payload import Bytes
 
 logger = logging.getLogger("objectcache.connectors.vllm")
@@ -22,7 +22,7 @@ UNSTORED_MAX = 65_536  # blocks that are told of at the next step
 
 
 @dataclass(slots=True)
-class Piece:
+class SavePiece:
     """A run of one request's blocks, and the run of slots that it is staged in."""
 
     block_ids: tuple[int, ...]
@@ -52,9 +52,9 @@ class Saves:
 
     def __init__(
         self,
-        put: Callable[[Piece, Bytes], None],
+        put: Callable[[SavePiece, Bytes], None],
         layers: Sequence[PagedLayer],
-        staging: Staging,
+        staging: SlotStaging,
     ) -> None:
         """`put` stores a piece out of its slots in `staging`."""
         self._put = put
@@ -64,9 +64,9 @@ class Saves:
         self._draining = False  # until nothing is in a slot any more
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._step: list[Piece] = []
-        self._held: dict[int, list[Piece]] = {}
-        self._queue: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._step: list[SavePiece] = []
+        self._held: dict[int, list[SavePiece]] = {}
+        self._queue: queue.SimpleQueue[SavePiece | None] = queue.SimpleQueue()
         self._complaints = Complaints(logger, "storing KV failed, it is not kept")
         self.saved_blocks = 0
         self.dropped_blocks = 0
@@ -95,7 +95,7 @@ class Saves:
             if slot is None:
                 self._forget(plan.hashes[-left:])
                 return
-            self._step.append(Piece(block_ids, hashes, parent, slot, plan.weights))
+            self._step.append(SavePiece(block_ids, hashes, parent, slot, plan.weights))
             left -= len(hashes)
 
     def save(self, layer: int) -> None:
@@ -123,7 +123,7 @@ class Saves:
             for piece in self._held.pop(step, ()):
                 self._queue.put(piece)
 
-    def _drop(self, piece: Piece) -> None:
+    def _drop(self, piece: SavePiece) -> None:
         self._forget(piece.hashes)
         self._free(piece)
 
@@ -144,10 +144,10 @@ class Saves:
             self._unstored += hashes
             del self._unstored[:-UNSTORED_MAX]
 
-    def _slots(self, piece: Piece) -> Bytes:
+    def _slots(self, piece: SavePiece) -> Bytes:
         return self._staging.slots[piece.slot : piece.slot + len(piece.hashes)]
 
-    def _free(self, piece: Piece) -> None:
+    def _free(self, piece: SavePiece) -> None:
         with self._changed:
             self._arena.give_back(piece.slot, len(piece.hashes))
             self._changed.notify_all()
@@ -165,7 +165,7 @@ class Saves:
             finally:
                 self._renew_after(piece)
 
-    def _renew_after(self, piece: Piece) -> None:
+    def _renew_after(self, piece: SavePiece) -> None:
         """Free a piece's slots; where no slot may be used again, take other memory once all that
         is staged is gone from this one.
         """

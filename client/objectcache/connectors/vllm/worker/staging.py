@@ -17,7 +17,7 @@ logger = logging.getLogger("objectcache.connectors.vllm")
 RETRY_S = 60.0
 
 
-class Staging:
+class SlotStaging:
     """`slot_count` slots of one chunk each: uint8[slot_count, layers, slice_bytes].
 
     Registered with the server, or plain memory, out of which puts go in bodies. The owner gives no
@@ -77,4 +77,4 @@ class Staging:
 
     def __repr__(self) -> str:
         kind = "plain" if self._target is None else "registered"
-        return f"<Staging {self.slot_count} slots, {kind}>"
+        return f"<SlotStaging {self.slot_count} slots, {kind}>"

@@ -19,8 +19,8 @@ from objectcache.connectors.vllm.store import Store
 from objectcache.connectors.vllm.worker.load_timings import LoadTiming, LoadTimings
 from objectcache.connectors.vllm.worker.loads import Loads
 from objectcache.connectors.vllm.worker.paged_layout import ContentShape, PagedLayer
-from objectcache.connectors.vllm.worker.saves import Piece, Saves
-from objectcache.connectors.vllm.worker.staging import Staging
+from objectcache.connectors.vllm.worker.saves import SavePiece, Saves
+from objectcache.connectors.vllm.worker.staging import SlotStaging
 from objectcache.deliveries.delivery import Delivery
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
@@ -55,7 +55,7 @@ class WorkerSide:
         self._counts = Increments()
         self.loads = Loads(self._fetch, layers, settings.load_timeout_s)
         self.parked = ParkedLoads(self._fetch_parked, layers, settings.load_timeout_s, side_copies)
-        staging = Staging(store.staging_memory(), staging_slots, store.layout)
+        staging = SlotStaging(store.staging_memory(), staging_slots, store.layout)
         self.saves = Saves(self._put, layers, staging)
 
     # --- one step ---
@@ -164,7 +164,7 @@ class WorkerSide:
     def _keys(self, weights: str, hashes: Sequence[bytes]) -> list[str]:
         return self._geometry.with_weights(weights).namespace.keys(hashes)
 
-    def _put(self, piece: Piece, chunks: Bytes) -> None:
+    def _put(self, piece: SavePiece, chunks: Bytes) -> None:
         """Store those of a piece that nobody has stored."""
         keys = self._keys(piece.weights, piece.hashes)
         parents = self._keys(piece.weights, [] if piece.parent is None else [piece.parent])
