@@ -268,17 +268,18 @@ class AsyncLayerPut:
 def _taking_arguments_of(
     method: Callable[Concatenate[KvBucket, P], T],
 ) -> Callable[
-    [Callable[[AsyncKvBucket, Callable[[], T]], R]], Callable[Concatenate[AsyncKvBucket, P], R]
+    [Callable[[AsyncKvBucket, Callable[[KvBucket], T]], R]],
+    Callable[Concatenate[AsyncKvBucket, P], R],
 ]:
-    """Make of a function that is given a prepared call a method with the arguments of that call,
-    which are thus named in `KvBucket` alone.
+    """Make of a function that is given a prepared call on a bucket a method with that call's
+    arguments, which are thus named in `KvBucket` alone.
     """
 
     def decorate(
-        act: Callable[[AsyncKvBucket, Callable[[], T]], R],
+        act: Callable[[AsyncKvBucket, Callable[[KvBucket], T]], R],
     ) -> Callable[Concatenate[AsyncKvBucket, P], R]:
         def taking(bucket: AsyncKvBucket, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return act(bucket, partial(method, bucket._bucket, *args, **kwargs))
+            return act(bucket, lambda blocking: method(blocking, *args, **kwargs))
 
         update_wrapper(taking, method)
         taking.__doc__ = act.__doc__
@@ -301,33 +302,33 @@ class AsyncKvBucket:
         return self._bucket.chunk_keys(tokens)
 
     @_taking_arguments_of(KvBucket.match)
-    async def match(self, call: Callable[[], int]) -> int:
+    async def match(self, call: Callable[[KvBucket], int]) -> int:
         """See `KvBucket.match`."""
-        return await self._calls.run(call)
+        return await self._calls.run(partial(call, self._bucket))
 
     @_taking_arguments_of(KvBucket.fetch)
-    def fetch(self, begin: Callable[[], Delivery]) -> AsyncFetch:
+    def fetch(self, begin: Callable[[KvBucket], Delivery]) -> AsyncFetch:
         """See `KvBucket.fetch`. Use it as `async with bucket.fetch(...) as delivery`, or await it
         and close the delivery. A fetch that is cancelled closes what it began.
         """
-        return AsyncFetch(begin, self._calls)
+        return AsyncFetch(partial(begin, self._bucket), self._calls)
 
     @_taking_arguments_of(KvBucket.put)
-    async def put(self, call: Callable[[], PutResult]) -> PutResult:
+    async def put(self, call: Callable[[KvBucket], PutResult]) -> PutResult:
         """See `KvBucket.put`. A put whose await is cancelled may still be carried out, and read
         the chunks meanwhile.
         """
-        return await self._calls.run(call)
+        return await self._calls.run(partial(call, self._bucket))
 
     @_taking_arguments_of(KvBucket.put_layers)
-    def put_layers(self, begin: Callable[[], LayerPut]) -> AsyncLayerPut:
+    def put_layers(self, begin: Callable[[KvBucket], LayerPut]) -> AsyncLayerPut:
         """See `KvBucket.put_layers`; for `async with`."""
-        return AsyncLayerPut(begin(), self._calls)
+        return AsyncLayerPut(begin(self._bucket), self._calls)
 
     @_taking_arguments_of(KvBucket.delete)
-    async def delete(self, call: Callable[[], None]) -> None:
+    async def delete(self, call: Callable[[KvBucket], None]) -> None:
         """See `KvBucket.delete`."""
-        await self._calls.run(call)
+        await self._calls.run(partial(call, self._bucket))
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._bucket)[1:]}"
