@@ -46,8 +46,8 @@ class Store:
         self.folder = folder
         self.engine = engine
         self.service = service
-        self._dispatcher: Dispatcher = service.dispatcher
-        self.reader_threads = service.reader_threads
+        self._dispatcher: Dispatcher = service.schedule.dispatcher
+        self.reader_threads = service.schedule.reader_threads
         if BUCKET not in {bucket.name for bucket in engine.buckets()}:
             engine.create_bucket(
                 BucketInfo(name=BUCKET, owner="root", region="bench", created_s=0.0)
@@ -185,7 +185,7 @@ def opened_store(folder: Path, **storage: object) -> Generator[Store]:
     try:
         yield Store(folder, engine, service)
     finally:
-        service.dispatcher.close()
+        service.schedule.dispatcher.close()
         engine.close()
 
 

@@ -61,14 +61,14 @@ class PacedStore:
     def run(self, configuration: ScheduleConfiguration) -> list[Paced]:
         """Once under the schedule, from start to end."""
         service = self._store.service
-        service.dispatcher.with_scheduler(
+        service.schedule.dispatcher.with_scheduler(
             lambda scheduler: scheduler.configure(configuration, time.monotonic())
         )
         running = [
             _Running(self._store, series, request) for series, request in enumerate(self._requests)
         ]
         for one in running:
-            service.dispatcher.add(one.delivery, one.request.demand, pooled=True)
+            service.schedule.dispatcher.add(one.delivery, one.request.demand, pooled=True)
         for one in running:
             one.ended.wait()
         return [one.paced() for one in running]
@@ -101,17 +101,17 @@ class _Running:
         service = self._service
         wanted_bytes = target_fragment_bytes(
             self.request.layer_bytes,
-            service.reader_threads,
-            service.storage.fragment_bytes,
-            service.storage.target_fragment_bytes_max,
+            service.schedule.reader_threads,
+            service.settings.storage.fragment_bytes,
+            service.settings.storage.target_fragment_bytes_max,
         )
-        return service.fragment_bytes(wanted_bytes, self.request.geometry.slice_bytes)
+        return service.schedule.fragment_bytes(wanted_bytes, self.request.geometry.slice_bytes)
 
     def _on_admitted(self, rate_bytes_per_s: float | None) -> None:
         self._rate = rate_bytes_per_s
 
     def _on_end(self, delivery: Delivery) -> None:
-        self._service.dispatcher.remove(delivery)
+        self._service.schedule.dispatcher.remove(delivery)
         self.ended.set()
 
     def paced(self) -> Paced:

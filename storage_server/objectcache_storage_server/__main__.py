@@ -55,13 +55,13 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
     multipart.create_bucket(engine)
     export = open_export(os.environ)
     service = Service(settings, engine, export.submit if export else None, accounts)
-    count_uploads(service)
+    count_uploads(service.store)
     server = StorageServer(service)
     await server.start()
     service.start_lifecycle()
     trimmer = HeapTrimmer()
     loop.add_signal_handler(signal.SIGHUP, server.reload_certificate)
-    loop.add_signal_handler(signal.SIGUSR1, service.entrance.close)  # the gateways stop, too
+    loop.add_signal_handler(signal.SIGUSR1, service.gates.entrance.close)  # the gateways stop, too
     print(f"ready storage {settings.storage_socket}", flush=True)
     logger.info("serving with engine %s, pid %d", engine.capabilities.name, os.getpid())
     await _first_of(stop.wait(), orphaned.wait())

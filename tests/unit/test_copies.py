@@ -61,7 +61,7 @@ def copying(source: str) -> CopyObject:
 
 def opened(service: Service) -> str:
     create = CreateUpload(bucket=BUCKET.name, key="big", attributes=ObjectAttributes())
-    upload = create_upload(service, create)
+    upload = create_upload(service.store, create)
     assert isinstance(upload, Upload)
     return upload.info.upload_id
 
@@ -86,13 +86,13 @@ async def test_a_source_over_the_largest_object_is_copied_in_ranges_only(service
     put(service.engine, "source", bytes(OBJECT_BYTES_MAX + 1), bucket=BUCKET.name)
     put(service.engine, "fits", bytes(OBJECT_BYTES_MAX), bucket=BUCKET.name)
     with pytest.raises(InvalidRequest, match=r"limits\.object_bytes_max") as caught:
-        await copy_object(service, copying("source"))
+        await copy_object(service.store, copying("source"))
     assert caught.value.code == "InvalidRequest"
-    assert (await copy_object(service, copying("fits"))).info.size_bytes == OBJECT_BYTES_MAX
+    assert (await copy_object(service.store, copying("fits"))).info.size_bytes == OBJECT_BYTES_MAX
     upload_id = opened(service)
     with pytest.raises(InvalidRequest, match=r"limits\.object_bytes_max"):
-        await copy_part(service, part_of(upload_id, OBJECT_BYTES_MAX + 1))
-    part = await copy_part(service, part_of(upload_id, OBJECT_BYTES_MAX))
+        await copy_part(service.store, part_of(upload_id, OBJECT_BYTES_MAX + 1))
+    part = await copy_part(service.store, part_of(upload_id, OBJECT_BYTES_MAX))
     assert part.info.size_bytes == OBJECT_BYTES_MAX
 
 
@@ -100,7 +100,7 @@ async def test_a_source_over_the_largest_object_is_copied_in_ranges_only(service
 async def test_copies_and_joins_that_copy_take_places_of_puts(service: Service) -> None:
     put(service.engine, "source", b"ten bytes.", bucket=BUCKET.name)
     upload_id = opened(service)
-    part = await copy_part(service, part_of(upload_id, 10))
+    part = await copy_part(service.store, part_of(upload_id, 10))
     assert part.info.etag == hashlib.md5(b"ten bytes.", usedforsecurity=False).hexdigest()
     joined = CompleteUpload(
         bucket=BUCKET.name,
@@ -110,18 +110,18 @@ async def test_copies_and_joins_that_copy_take_places_of_puts(service: Service) 
         identity="alice",
     )
     for who in ("others", "more"):
-        await service.put_waits.take(who, 1)
+        await service.gates.puts.take(who, 1)
     with pytest.raises(Busy, match=r"storage\.puts_max"):
-        await copy_object(service, copying("source"))
+        await copy_object(service.store, copying("source"))
     with pytest.raises(Busy, match=r"storage\.puts_max"):
-        await copy_part(service, part_of(upload_id, 10))
+        await copy_part(service.store, part_of(upload_id, 10))
     with pytest.raises(Busy, match=r"storage\.puts_max"):
-        await complete(service, joined)
-    service.put_waits.give_back("others", 1)
-    await copy_object(service, copying("source"))
-    assert (await complete(service, joined)).info.size_bytes == 10
-    assert service.puts_running == 1
-    assert service.in_flight.tenants() == ()
+        await complete(service.store, joined)
+    service.gates.puts.give_back("others", 1)
+    await copy_object(service.store, copying("source"))
+    assert (await complete(service.store, joined)).info.size_bytes == 10
+    assert service.gates.slots.puts == 1
+    assert service.books.in_flight.tenants() == ()
 
 
 @pytest.mark.parametrize("bucket_goes", [False, True])
@@ -134,11 +134,11 @@ def test_a_part_of_an_upload_that_has_ended_is_deleted_and_not_counted(
         service.engine.delete_bucket(BUCKET.name)
     else:
         multipart.abort_upload(service.engine, name)
-        service.stored.upload_ended(name.upload_id)
+        service.books.stored.upload_ended(name.upload_id)
     put(service.engine, key, b"late", bucket=multipart.BUCKET)
-    reservation = service.stored.empty(BUCKET)
+    reservation = service.books.stored.empty(BUCKET)
     with pytest.raises(NotFound) as caught:
-        count_part(service, name, 1, reservation)
+        count_part(service.store, name, 1, reservation)
     assert caught.value.code == "NoSuchUpload"
     with pytest.raises(ObjectCacheError):
         service.engine.stat(multipart.BUCKET, key)
@@ -155,6 +155,6 @@ def test_uploads_without_a_bucket_are_forgotten_at_the_start(service: Service) -
         bucket=multipart.BUCKET,
     )
     service.engine.delete_bucket("gone")
-    count_uploads(service)
+    count_uploads(service.store)
     assert [name.upload_id for name in multipart.open_uploads(service.engine)] == [kept]
     assert list(multipart.all_parts(service.engine)) == []

@@ -21,8 +21,8 @@ from objectcache_schemas.messages.leases import EndLease, LeaseTarget, TargetLea
 from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
-from objectcache_storage_server.deliveries.lend_target import serve_lease
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
+from objectcache_storage_server.leases.lend_target import serve_lease
 from objectcache_storage_server.service import Service
 from tests.unit.held_peer import HeldPeer, QuietSession
 
@@ -53,7 +53,7 @@ class Stage:
         self.sender = theirs[1]
         self.peer = HeldPeer(OFFSET_BYTES + PAYLOAD_BYTES + 77, is_prompt=is_prompt)
         self.session = QuietSession("alice", self.stream)
-        self.target = self.peer.register(self.service.registry, self.session, self.session.post)
+        self.target = self.peer.register(self.service.targets, self.session, self.session.post)
         self.talk = Conversation(self.stream)
 
     @property
@@ -97,7 +97,9 @@ async def filling(*, is_prompt: bool) -> AsyncGenerator[Filled]:
     try:
         async with asyncio.timeout(DEADLINE_S):
             stage.lease.idle = False  # as sending the request would leave it
-            serving = asyncio.create_task(serve_lease(stage.service, stage.talk, stage.request))
+            serving = asyncio.create_task(
+                serve_lease(stage.service.gets, stage.talk, stage.request)
+            )
             await stage.lease.receive(TargetLeased)
             target = FabricTarget(stage.lease, PAYLOAD_BYTES, FIRST_LAYER, DEADLINE_S)
             piece = memoryview(bytearray(100_000))
@@ -162,7 +164,7 @@ async def test_a_target_that_is_released_ends_the_lease_when_nothing_moves_any_m
         await send(stage, bytes(150_000))
         await stage.peer.until_held(1)
         released = threading.Event()
-        stage.service.registry.release(stage.target, released.set)
+        stage.service.targets.release(stage.target, released.set)
         for _ in range(20):
             await asyncio.sleep(0)
         assert not run.serving.done()
@@ -241,7 +243,7 @@ async def test_a_gateway_that_hangs_up_fails_the_delivery_for_the_client() -> No
 async def test_a_gateway_that_sends_another_length_is_refused(data_bytes: int, why: str) -> None:
     stage = Stage(is_prompt=True)
     try:
-        serving = asyncio.create_task(serve_lease(stage.service, stage.talk, stage.request))
+        serving = asyncio.create_task(serve_lease(stage.service.gets, stage.talk, stage.request))
         await stage.lease.receive(TargetLeased)
         sending = asyncio.create_task(stage.lease.send_data([bytes(data_bytes)]))
         if data_bytes < PAYLOAD_BYTES:
@@ -275,7 +277,7 @@ async def test_a_lease_is_refused_without_its_staging_memory_being_kept() -> Non
                 end_layer=END_LAYER,
             )
             with pytest.raises(kind):
-                await serve_lease(stage.service, stage.talk, request)
+                await serve_lease(stage.service.gets, stage.talk, request)
         assert stage.is_let_go
     finally:
         stage.close()

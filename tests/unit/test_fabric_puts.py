@@ -42,7 +42,7 @@ from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.puts import fabric_source
 from objectcache_storage_server.puts.fabric_source import staged_piece_bytes
-from objectcache_storage_server.puts.receive_puts import serve_kv_put
+from objectcache_storage_server.puts.prefix_puts import serve_kv_put
 from objectcache_storage_server.service import Service
 from tests.unit.held_peer import HeldPeer, QuietSession
 
@@ -79,7 +79,7 @@ class Host:
         self.peer = HeldPeer(OFFSET_BYTES + len(PAYLOAD), is_prompt=is_prompt)
         self.peer.memory[OFFSET_BYTES:] = PAYLOAD
         self.session = QuietSession("alice", self.stream)
-        self.target = self.peer.register(self.service.registry, self.session, self.session.post)
+        self.target = self.peer.register(self.service.targets, self.session, self.session.post)
 
     def start(self, identity: str = "alice", **changes: object) -> asyncio.Task[None]:
         fields = {
@@ -92,7 +92,9 @@ class Host:
         asked = msgspec.convert(fields | changes, MemoryTarget)
         descriptor = Descriptor(KEYS, L, 16, S, DeliveryMode.CHUNKWISE, rdma_target=asked)
         request = KvPut(bucket="kv", identity=identity, descriptor=descriptor.to_bytes())
-        return asyncio.create_task(serve_kv_put(self.service, Conversation(self.stream), request))
+        return asyncio.create_task(
+            serve_kv_put(self.service.store, Conversation(self.stream), request)
+        )
 
     def reply(self) -> StorageReply | WireError:
         (length,) = LENGTH.unpack(self.gateway.recv(LENGTH.size))
@@ -102,7 +104,7 @@ class Host:
         """Nothing is stored, no put is counted, and no memory is held."""
         service = self.service
         is_free = service.fabrics.staging.promised_bytes == 0 and not self.target.leases
-        return is_free and not service.puts_running and service.engine.match("kv", KEYS) == 0
+        return is_free and not service.gates.slots.puts and service.engine.match("kv", KEYS) == 0
 
     def close(self) -> None:
         self.gateway.close()
@@ -164,7 +166,7 @@ async def test_a_target_released_while_it_is_read_is_free_when_its_reads_have_en
         put = host.start()
         await host.peer.until_held(4)
         released = threading.Event()
-        host.service.registry.release(host.target, released.set)
+        host.service.targets.release(host.target, released.set)
         for _ in range(20):
             await asyncio.sleep(0)
         assert not put.done()  # its answer says that the memory is free

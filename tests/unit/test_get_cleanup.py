@@ -24,9 +24,10 @@ from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.deliveries import body_gets, prefix_gets, target_gets
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import RangePlan
+from objectcache_storage_server.deliveries.schedule import Schedule
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
-from objectcache_storage_server.service import Service
+from objectcache_storage_server.s3 import object_gets
 from objectcache_storage_server.testing import WrappedEngine, WrappedOpenObjects
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 from objectcache_storage_server.transports.targets import Lease, Target, TargetRegistry
@@ -87,7 +88,7 @@ class Gets:
         self.client, self.near = host.connection()
         self.session = Session("alice", self.near)
         file = sealed_memory_file(CHUNK.chunk_bytes)
-        self.target: Target = self.service.registry.register(self.session, file, CHUNK.chunk_bytes)
+        self.target: Target = self.service.targets.register(self.session, file, CHUNK.chunk_bytes)
         os.close(file)
 
     def request(self, *, into_target: bool) -> KvGet:
@@ -108,9 +109,9 @@ class Gets:
         talk = Conversation(self.host.stream)
         async with asyncio.timeout(DEADLINE_S):
             if isinstance(request, KvGet):
-                await prefix_gets.serve_kv_get(self.service, talk, request)
+                await prefix_gets.serve_kv_get(self.service.gets, talk, request)
             else:
-                await prefix_gets.serve_object(self.service, talk, request)
+                await object_gets.serve_object(self.service.gets, talk, request)
 
     def say(self, message: msgspec.Struct, *descriptors: int) -> None:
         socket.send_fds(self.host.gateway, [encode_frame(message)], descriptors)
@@ -124,10 +125,10 @@ class Gets:
     def held(self) -> dict[str, object]:
         service = self.service
         state: dict[str, object] = {
-            "grants": service.pool.promised_bytes,
-            "flows": service.schedule_state().delivery_count,
-            "running": service.entrance.running,
-            "watched": service.slow_bodies.watched + service.slow_puts.watched,
+            "grants": service.gates.pool.promised_bytes,
+            "flows": service.schedule.state().delivery_count,
+            "running": service.gates.entrance.running,
+            "watched": service.gates.slow_bodies.watched + service.gates.slow_puts.watched,
             "leases": self.target.leases,
             "pins": self.engine.pins,
         }
@@ -141,14 +142,14 @@ async def getting() -> AsyncGenerator[Gets]:
         one = Gets(host, engine)
         yield one
         await one.session.stop()
-        one.service.registry.release(one.target, lambda: None)
+        one.service.targets.release(one.target, lambda: None)
         one.near.close()
         one.client.close()
 
 
 BODY_STEPS: list[tuple[Any, str]] = [
     (prefix_gets, "plan_chunks"),
-    (prefix_gets, "Terms"),
+    (prefix_gets, "DeliveryTerms"),
     (body_gets, "BodyTransport"),
     (body_gets, "RunningDelivery"),
     (Dispatcher, "add"),
@@ -208,7 +209,7 @@ async def test_without_memory_for_a_grant_nothing_else_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with getting() as one:
-        monkeypatch.setattr(one.service.pool, "grant", injected)
+        monkeypatch.setattr(one.service.gates.pool, "grant", injected)
         with pytest.raises(Injected):
             await one.serve(one.request(into_target=False))
         await one.check_nothing_is_held()
@@ -218,8 +219,8 @@ async def test_without_memory_for_a_grant_nothing_else_is_held(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (Service, "fragment_bytes"),
-        (prefix_gets, "RangePlan"),
+        (Schedule, "fragment_bytes"),
+        (object_gets, "RangePlan"),
         (RangePlan, "fragments"),
         (Dispatcher, "add"),
     ],
@@ -289,7 +290,7 @@ async def test_objects_that_are_opened_for_a_caller_who_has_left_are_closed() ->
             opened.close()
             closed.set()
 
-        asked = asyncio.create_task(one.service.call_to_open(open_slowly, close))
+        asked = asyncio.create_task(one.service.calls.call_to_open(open_slowly, close))
         await opening.wait()
         asked.cancel()
         await asyncio.wait([asked])
@@ -316,5 +317,5 @@ async def test_the_trace_of_a_refused_get_names_the_policy_and_the_path_that_was
         with pytest.raises(InvalidRequest, match="outside the object"):
             await one.serve(OpenObject(bucket=BUCKET.name, key="chunk"))
         object_trace, prefix_trace = (recorder.trace() for recorder in one.service.traces.latest(2))
-        assert (prefix_trace.policy, prefix_trace.path) == (one.service.policy, path)
-        assert (object_trace.policy, object_trace.path) == (one.service.policy, "s3tcp")
+        assert (prefix_trace.policy, prefix_trace.path) == (one.service.schedule.policy, path)
+        assert (object_trace.policy, object_trace.path) == (one.service.schedule.policy, "s3tcp")

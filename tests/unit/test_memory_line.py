@@ -20,9 +20,8 @@ from objectcache_storage_server.admission.entrance import Gone
 from objectcache_storage_server.admission.memory_line import MemoryGrants, MemoryWish, SharedMemory
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded
-from objectcache_storage_server.deliveries.body_gets import body_wish
-from objectcache_storage_server.deliveries.prefix_gets import serve_object
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
+from objectcache_storage_server.s3.object_gets import serve_object
 from objectcache_storage_server.service import Service
 from tests.contract.engine_suite import put
 from tests.unit.test_service import BUCKET, DEADLINE_S, hosted
@@ -323,14 +322,16 @@ async def test_a_small_range_of_a_large_object_gives_what_it_does_not_need_to_wh
         put(host.service.engine, "object", CONTENT)
         request = OpenObject(bucket=BUCKET.name, key="object")
         talking = asyncio.create_task(
-            serve_object(host.service, Conversation(host.stream), request)
+            serve_object(host.service.gets, Conversation(host.stream), request)
         )
         assert isinstance(await host.reply(host.gateway), ObjectOpened)
-        pool = host.service.pool
+        pool = host.service.gates.pool
         assert pool.promised_bytes == 6 * MIB  # what one tenant is lent
-        waiting = asyncio.create_task(host.service.memory.grant("other", whole(6 * MIB), never))
+        waiting = asyncio.create_task(
+            host.service.gates.bodies.grant("other", whole(6 * MIB), never)
+        )
         await turns()
-        assert host.service.memory.waiting == 1
+        assert host.service.gates.bodies.waiting == 1
         choice = SendBody(offset_bytes=10, length_bytes=MIB - 10, into_socket=False)
         host.gateway.sendall(encode_frame(choice))
         assert await in_time(waiting) == 6 * MIB  # the range is under way: nobody reads it yet
@@ -373,7 +374,10 @@ def test_a_quarter_of_a_second_at_the_clients_rate_is_the_largest_fragment(
 ) -> None:
     service = a_service(cap_gbps)
     try:
-        assert service.fragment_bytes(2 * MIB, slice_bytes, rate_bytes_per_s) == expected_bytes
+        assert (
+            service.schedule.fragment_bytes(2 * MIB, slice_bytes, rate_bytes_per_s)
+            == expected_bytes
+        )
     finally:
         service.close()
 
@@ -393,7 +397,7 @@ def test_a_body_wishes_for_a_few_fragments_and_one_at_least(
 ) -> None:
     service = a_service()
     try:
-        assert body_wish(service, payload_bytes, fragment_bytes) == wish
+        assert service.gates.body_wish(payload_bytes, fragment_bytes) == wish
     finally:
         service.close()
 
@@ -401,4 +405,4 @@ def test_a_body_wishes_for_a_few_fragments_and_one_at_least(
 @pytest.mark.asyncio
 async def test_a_body_wishes_for_a_whole_fragment_though_less_may_be_in_flight() -> None:
     async with hosted(delivery_in_flight_bytes_max=MIB) as host:
-        assert body_wish(host.service, 64 * MIB, 2 * MIB) == whole(2 * MIB)
+        assert host.service.gates.body_wish(64 * MIB, 2 * MIB) == whole(2 * MIB)

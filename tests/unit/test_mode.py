@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from objectcache_schemas.descriptor import DeliveryMode
-from objectcache_storage_server.deliveries.delivery_mode import choose_mode
+from objectcache_storage_server.deliveries.delivery_path import choose_mode
 
 AUTO, LAYERWISE, CHUNKWISE = DeliveryMode.AUTO, DeliveryMode.LAYERWISE, DeliveryMode.CHUNKWISE
 

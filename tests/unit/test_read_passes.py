@@ -14,7 +14,7 @@ from objectcache_schemas.accounts import Access, AccessKey, Grant, User
 from objectcache_schemas.errors import AccessDenied
 from objectcache_schemas.messages.kv import ReadPass
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, Quota
-from objectcache_storage_server.conversations.read_passes import PASSES_MAX, PassBook, Versions
+from objectcache_storage_server.accounts.read_passes import PASSES_MAX, PassBook, Versions
 
 NOW_S = 1000.0
 SIGNED = Authenticated("KEY", Payload.UNSIGNED, None, None, presigned=False)

@@ -9,8 +9,8 @@ import pytest
 
 from objectcache_runtime.settings import ServerSettings, Settings
 from objectcache_schemas.operators.schedule import ScheduledDelivery
+from objectcache_storage_server.deliveries import view_schedule
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
-from objectcache_storage_server.operators import view_schedule
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.service import Service
 from tests.schedules import demand_of
@@ -23,7 +23,7 @@ def test_the_dispatcher_goes_on_while_the_view_is_put_together(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     service = Service(Settings(server=ServerSettings(data_dir=str(tmp_path))), MemoryEngine())
-    dispatcher = service.dispatcher
+    dispatcher = service.schedule.dispatcher
     dispatcher.close()  # nothing is read: both stay
     deliveries = [a_delivery(Client(), dispatcher.remove) for _ in range(2)]
     for delivery in deliveries:
@@ -39,7 +39,7 @@ def test_the_dispatcher_goes_on_while_the_view_is_put_together(
         return ScheduledDelivery(**fields)  # type: ignore[arg-type]
 
     monkeypatch.setattr(view_schedule, "ScheduledDelivery", built_while_others_dispatch)
-    state = service.schedule_state()
+    state = service.schedule.state()
     assert (state.delivery_count, len(state.deliveries), len(seen)) == (2, 2, 2)
     shown = state.deliveries[0]
     expected = Demand(64, None, LAYERS)

@@ -39,10 +39,10 @@ from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.deliveries.prefix_gets import serve_kv_get
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
-from objectcache_storage_server.puts.receive_puts import serve_put_object
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.bucket_requests import set_policy
 from objectcache_storage_server.s3.copy_requests import complete
+from objectcache_storage_server.s3.object_puts import serve_put_object
 from objectcache_storage_server.s3.object_requests import pin_objects
 from objectcache_storage_server.s3.upload_requests import create_upload
 from objectcache_storage_server.service import Service
@@ -105,20 +105,21 @@ async def hosted(
 @pytest.mark.asyncio
 async def test_one_check_of_a_store_runs_at_a_time() -> None:
     async with hosted() as host, hosted() as other:
-        host.service.admit_check()
-        with pytest.raises(Busy, match="another check"):
-            host.service.admit_check()
-        other.service.admit_check()  # of another store
-        host.service.end_check()
-        host.service.admit_check()
+        with host.service.checks.admitted():
+            with pytest.raises(Busy, match="another check"), host.service.checks.admitted():
+                pass
+            with other.service.checks.admitted():  # of another store
+                pass
+        with host.service.checks.admitted():
+            pass
 
 
 @pytest.mark.asyncio
 async def test_a_server_that_stops_begins_no_check() -> None:
     async with hosted() as host:
-        host.service.draining = True
-        with pytest.raises(Unavailable):
-            host.service.admit_check()
+        host.service.gates.draining = True
+        with pytest.raises(Unavailable), host.service.checks.admitted():
+            pass
 
 
 # --- hidden buckets ---
@@ -160,16 +161,16 @@ async def test_a_put_of_unknown_length_counts_as_the_largest_that_it_may_become(
     async with hosted(limits, put_staging_bytes_max=put_staging_bytes_max) as host:
         service = host.service
         putting = asyncio.create_task(
-            serve_put_object(service, Conversation(host.stream), put_of(None))
+            serve_put_object(service.store, Conversation(host.stream), put_of(None))
         )
         assert isinstance(await host.reply(host.gateway), SendData)
         with pytest.raises(Busy, match=r"storage\.put_staging_bytes_max"):
-            service.put_waits.take_now("other", left_bytes + 1)
-        with service.put_admitted_now(left_bytes, "other"):
+            service.gates.puts.take_now("other", left_bytes + 1)
+        with service.gates.put_now(left_bytes, "other"):
             pass
         putting.cancel()
         await asyncio.wait([putting])
-        with service.put_admitted_now(service.put_bytes_max, "other"):
+        with service.gates.put_now(service.gates.slots.put_bytes_max, "other"):
             pass  # all of it is given back
 
 
@@ -177,18 +178,18 @@ async def test_a_put_of_unknown_length_counts_as_the_largest_that_it_may_become(
 async def test_a_put_that_could_never_be_staged_is_too_large_and_not_too_early() -> None:
     async with hosted(put_staging_bytes_max=1000, puts_max=1) as host:
         with pytest.raises(InvalidRequest) as caught:
-            await host.service.put_admitted(751, "other").__aenter__()
+            await host.service.gates.put(BUCKET, "other", 1, 751, 751).__aenter__()
         assert caught.value.code == "EntityTooLarge"
-        host.service.put_waits.take_now("other", 750)
+        host.service.gates.puts.take_now("other", 750)
         with pytest.raises(Busy, match=r"storage\.puts_max"):
-            host.service.put_waits.take_now("other", 0)
+            host.service.gates.puts.take_now("other", 0)
 
 
 @pytest.mark.asyncio
 async def test_a_put_beyond_the_largest_object_is_refused_before_its_data() -> None:
     async with hosted(Limits(object_bytes_max=1000)) as host:
         with pytest.raises(InvalidRequest, match=r"limits\.object_bytes_max") as caught:
-            await serve_put_object(host.service, Conversation(host.stream), put_of(1001))
+            await serve_put_object(host.service.store, Conversation(host.stream), put_of(1001))
         assert caught.value.code == "EntityTooLarge"
 
 
@@ -201,7 +202,7 @@ async def test_parts_are_joined_up_to_the_largest_joined_object(
     async with hosted(limits) as host:
         service, data = host.service, b"ten bytes."
         create = CreateUpload(bucket=BUCKET.name, key="key", attributes=ObjectAttributes())
-        upload = create_upload(service, create)
+        upload = create_upload(service.store, create)
         assert isinstance(upload, Upload)
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
         part = multipart.part_key(upload.info.upload_id, 1)
@@ -210,11 +211,11 @@ async def test_parts_are_joined_up_to_the_largest_joined_object(
             bucket=BUCKET.name, key="key", upload_id=upload.info.upload_id, parts=((1, etag),)
         )
         if joined_object_bytes_max == len(data):
-            joined = await complete(service, request)
+            joined = await complete(service.store, request)
             assert joined.info.size_bytes == len(data)
             return
         with pytest.raises(InvalidRequest, match=r"limits\.joined_object_bytes_max") as caught:
-            await complete(service, request)
+            await complete(service.store, request)
         assert caught.value.code == "EntityTooLarge"
 
 
@@ -231,7 +232,7 @@ async def deliver_into_target(host: Host, asked: Descriptor) -> DeliveryEnded:
     client, near = host.connection()
     session = Session("alice", near)
     file = sealed_memory_file(length_bytes)
-    target = service.registry.register(session, file, length_bytes)
+    target = service.targets.register(session, file, length_bytes)
     os.close(file)
     where = MemoryTarget(
         transport="shared_memory",
@@ -242,12 +243,12 @@ async def deliver_into_target(host: Host, asked: Descriptor) -> DeliveryEnded:
     )
     descriptor = dataclasses.replace(asked, rdma_target=where).to_bytes()
     request = KvGet(bucket=BUCKET.name, identity="alice", request_id="r", descriptor=descriptor)
-    await serve_kv_get(service, Conversation(host.stream), request)
+    await serve_kv_get(service.gets, Conversation(host.stream), request)
     assert isinstance(await host.reply(host.gateway), DeliveryAccepted)
     ended = await host.reply(host.gateway)
     assert isinstance(ended, DeliveryEnded)
     assert not target.leases
-    service.registry.release(target, lambda: None)
+    service.targets.release(target, lambda: None)
     near.close()
     client.close()
     return ended
@@ -256,7 +257,7 @@ async def deliver_into_target(host: Host, asked: Descriptor) -> DeliveryEnded:
 @pytest.mark.asyncio
 async def test_a_delivery_into_a_target_that_nobody_reads_for_ends_at_its_timeout() -> None:
     async with hosted(delivery_timeout_s=0.01) as host:
-        host.service.dispatcher.close()  # no reader thread is left
+        host.service.schedule.dispatcher.close()  # no reader thread is left
         ended = await deliver_into_target(host, SMALL)
         assert ended.error is not None
         assert "storage.delivery_timeout_s" in ended.error.message
@@ -294,7 +295,7 @@ async def test_fragments_into_a_target_are_large_and_a_layer_is_shared_by_all_re
         await deliver_into_target(host, LARGE)
         assert set(engine.lengths) == {expected_bytes}
         assert sum(engine.lengths) == LARGE.chunk_bytes
-        assert host.service.reader_threads == reader_threads
+        assert host.service.schedule.reader_threads == reader_threads
 
 
 @given(st.integers(1, 64 * KIB), st.lists(st.integers(1, 64 * KIB), max_size=20))

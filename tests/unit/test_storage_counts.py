@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from objectcache_runtime.settings import load_settings
 from objectcache_schemas.errors import DeliveryFailed, NotFound
 from objectcache_schemas.records import BucketInfo
+from objectcache_storage_server.counts.engine_times import EngineTimes, TimedEngine
+from objectcache_storage_server.counts.storage_counts import DeliveryKind, StorageCounts
 from objectcache_storage_server.engines.base import StagedPut
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.engines.open_engine import open_engine
-from objectcache_storage_server.metrics.engine_times import EngineTimes, TimedEngine
-from objectcache_storage_server.metrics.storage_counts import DeliveryKind, StorageCounts
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
 

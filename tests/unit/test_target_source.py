@@ -35,7 +35,7 @@ from objectcache_storage_server.conversations.sockets import ConnectionEnded, St
 from objectcache_storage_server.engines.base import PrefixShape, Staged, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
-from objectcache_storage_server.puts.receive_puts import serve_kv_put
+from objectcache_storage_server.puts.prefix_puts import serve_kv_put
 from objectcache_storage_server.puts.target_source import PIECE_BYTES, piece_bytes
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.testing import WrappedEngine
@@ -102,7 +102,7 @@ class Host:
         descriptor = sealed_memory_file(length_bytes)
         try:
             memory = mmap.mmap(descriptor, length_bytes)
-            return self.service.registry.register(self.owner, descriptor, length_bytes), memory
+            return self.service.targets.register(self.owner, descriptor, length_bytes), memory
         finally:
             os.close(descriptor)
 
@@ -121,7 +121,7 @@ class Host:
             KEYS, L, 16, S, DeliveryMode.CHUNKWISE, rdma_target=asked, parent_key=parent_key
         )
         request = KvPut(bucket="kv", identity=identity, descriptor=descriptor.to_bytes())
-        put = serve_kv_put(self.service, Conversation(self.stream), request)
+        put = serve_kv_put(self.service.store, Conversation(self.stream), request)
         return asyncio.create_task(put)
 
     async def started(self) -> asyncio.Task[None]:
@@ -136,8 +136,8 @@ class Host:
 
     def is_unused(self) -> bool:
         """Nothing is stored, no put is counted, and no lease is held."""
-        most_bytes = self.service.put_bytes_max
-        with suppress(NotFound), self.service.put_admitted_now(most_bytes, "x"):
+        most_bytes = self.service.gates.slots.put_bytes_max
+        with suppress(NotFound), self.service.gates.put_now(most_bytes, "x"):
             pass
         return self.engine.match("kv", KEYS) == 0 and not self.target.leases
 
@@ -179,7 +179,7 @@ async def test_releasing_the_target_fails_the_put_and_is_answered_when_nothing_r
     async with hosted() as host:
         put = await host.started()
         released = threading.Event()
-        host.service.registry.release(host.target, released.set)
+        host.service.targets.release(host.target, released.set)
         assert not released.is_set()  # the write still reads the memory
         host.engine.gate.set()
         with pytest.raises(NotFound, match="released"):

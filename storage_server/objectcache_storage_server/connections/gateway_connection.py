@@ -43,7 +43,7 @@ class GatewayConnection:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 if not await self._welcome():
                     return
-            while not self._service.draining:
+            while not self._service.gates.draining:
                 self.idle = True
                 request = await self._stream.receive_frame(_REQUEST)
                 self.idle = False
@@ -56,7 +56,7 @@ class GatewayConnection:
 
     async def _welcome(self) -> bool:
         hello = await self._stream.receive_frame(_HELLO)
-        limits = self._service.limits.fingerprint()
+        limits = self._service.settings.limits.fingerprint()
         if hello.v != PROTOCOL_VERSION or hello.limits_fingerprint != limits:
             error = InvalidRequest(
                 "gateway and storage server disagree on the protocol's version or on [limits]; "
@@ -73,7 +73,7 @@ class GatewayConnection:
         talk = Conversation(self._stream)
         try:
             changes = REQUESTS[type(request)].changes
-            if self._service.entrance.drained and changes in REFUSED_WHEN_DRAINED:
+            if self._service.gates.entrance.drained and changes in REFUSED_WHEN_DRAINED:
                 raise drained()
             await HANDLERS[type(request)](self._service, talk, request)
         except ObjectCacheError as error:

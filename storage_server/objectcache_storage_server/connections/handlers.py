@@ -61,18 +61,15 @@ from objectcache_schemas.operators.server_state import (
     SetLogLevel,
 )
 from objectcache_schemas.operators.traces import GetTraces
+from objectcache_storage_server.accounts.take_requests import take_requests
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.tickets import TICKET_LIFE_S
-from objectcache_storage_server.deliveries.lend_target import serve_lease
-from objectcache_storage_server.deliveries.prefix_gets import serve_kv_get, serve_object
+from objectcache_storage_server.deliveries.get_means import GetMeans
+from objectcache_storage_server.deliveries.prefix_gets import serve_kv_get
+from objectcache_storage_server.leases.lend_target import serve_lease
 from objectcache_storage_server.operators import account_requests, process_requests
-from objectcache_storage_server.operators.run_checks import serve_check
-from objectcache_storage_server.puts.counted_puts import check_put, take_requests
-from objectcache_storage_server.puts.receive_puts import (
-    serve_kv_put,
-    serve_put_object,
-    serve_put_part,
-)
+from objectcache_storage_server.puts.prefix_puts import serve_kv_put
+from objectcache_storage_server.puts.store_means import StoreMeans
 from objectcache_storage_server.s3 import (
     bucket_requests,
     copy_requests,
@@ -81,39 +78,69 @@ from objectcache_storage_server.s3 import (
     upload_requests,
 )
 from objectcache_storage_server.s3.bucket_pages import bucket_page
+from objectcache_storage_server.s3.object_gets import serve_object
+from objectcache_storage_server.s3.object_puts import check_put, serve_put_object, serve_put_part
 from objectcache_storage_server.service import Service
 
 M = TypeVar("M", bound=Message)
+PartT = TypeVar("PartT")
 Handler = Callable[[Service, Conversation, Any], Awaitable[None]]
 Row = tuple[type[Message], Handler]
 
 
-def _talking(kind: type[M], serve: Callable[[Service, Conversation, M], Awaitable[None]]) -> Row:
-    """A request with a conversation of its own."""
-    return kind, serve
+def _gets(service: Service) -> GetMeans:
+    return service.gets
 
 
-def _answered(kind: type[M], answer: Callable[[Service, M], Awaitable[msgspec.Struct]]) -> Row:
+def _store(service: Service) -> StoreMeans:
+    return service.store
+
+
+def _all(service: Service) -> Service:
+    return service
+
+
+def _talking(
+    kind: type[M],
+    part: Callable[[Service], PartT],
+    serve: Callable[[PartT, Conversation, M], Awaitable[None]],
+) -> Row:
+    """A request with a conversation of its own. `part` says what its handler is handed."""
+    return kind, lambda service, talk, request: serve(part(service), talk, request)
+
+
+def _answered(
+    kind: type[M],
+    part: Callable[[Service], PartT],
+    answer: Callable[[PartT, M], Awaitable[msgspec.Struct]],
+) -> Row:
     """A request with one reply."""
 
     async def serve(service: Service, talk: Conversation, request: M) -> None:
-        await talk.send(await answer(service, request))
+        await talk.send(await answer(part(service), request))
 
     return kind, serve
 
 
-def _at_once(kind: type[M], answer: Callable[[Service, M], msgspec.Struct]) -> Row:
+def _at_once(
+    kind: type[M],
+    part: Callable[[Service], PartT],
+    answer: Callable[[PartT, M], msgspec.Struct],
+) -> Row:
     """A request with one reply, from a function that blocks."""
-    return _answered(kind, lambda service, request: service.call(answer, service, request))
+    return _answered(
+        kind,
+        _all,
+        lambda service, request: service.calls.call(answer, part(service), request),
+    )
 
 
-def _changing_a_bucket(kind: type[M], change: Callable[[Service, M], None]) -> Row:
+def _changing_a_bucket(kind: type[M], change: Callable[[StoreMeans, M], None]) -> Row:
     """A change of a bucket, which blocks; answered when the gateways have heard of it."""
     return _answered(
         kind,
-        lambda service, request: bucket_requests.change_bucket(
-            service, lambda: change(service, request)
-        ),
+        _store,
+        lambda means, request: bucket_requests.change_bucket(means, lambda: change(means, request)),
     )
 
 
@@ -136,61 +163,79 @@ def _create_session(service: Service, request: CreateSession) -> SessionTicket:
 HANDLERS: dict[type[Message], Handler] = dict(
     (
         # prefixes, objects, and the memory they go to
-        _talking(KvGet, serve_kv_get),
-        _talking(OpenObject, serve_object),
-        _talking(LeaseTarget, serve_lease),
-        _talking(KvPut, serve_kv_put),
-        _talking(PutObject, serve_put_object),
-        _talking(PutPart, serve_put_part),
-        _at_once(KvMatch, object_requests.match_prefix),
+        _talking(KvGet, _gets, serve_kv_get),
+        _talking(OpenObject, _gets, serve_object),
+        _talking(LeaseTarget, _gets, serve_lease),
+        _talking(KvPut, _store, serve_kv_put),
+        _talking(PutObject, _store, serve_put_object),
+        _talking(PutPart, _store, serve_put_part),
+        _at_once(KvMatch, _store, object_requests.match_prefix),
         _at_once(
             StatObject,
+            _all,
             lambda service, asked: Object(info=service.engine.stat(asked.bucket, asked.key)),
         ),
-        _at_once(ListObjects, object_requests.list_stored),
-        _at_once(ReplaceAttributes, object_requests.replace_attributes),
-        _at_once(DeleteObjects, object_requests.delete_objects),
-        _at_once(PinObjects, object_requests.pin_objects),
-        _answered(CopyObject, copy_requests.copy_object),
+        _at_once(ListObjects, _store, object_requests.list_stored),
+        _at_once(ReplaceAttributes, _store, object_requests.replace_attributes),
+        _at_once(DeleteObjects, _store, object_requests.delete_objects),
+        _at_once(PinObjects, _store, object_requests.pin_objects),
+        _answered(CopyObject, _store, copy_requests.copy_object),
         # sessions
-        _at_once(CreateSession, _create_session),
-        _talking(JoinForClient, _join_for_client),
+        _at_once(CreateSession, _all, _create_session),
+        _talking(JoinForClient, _all, _join_for_client),
         # multipart uploads
-        _at_once(CreateUpload, upload_requests.create_upload),
-        _answered(CopyPart, copy_requests.copy_part),
-        _answered(CompleteUpload, copy_requests.complete),
-        _at_once(AbortUpload, upload_requests.abort_upload),
-        _at_once(ListParts, lambda service, asked: multipart.list_parts(service.engine, asked)),
-        _at_once(ListUploads, lambda service, asked: multipart.list_uploads(service.engine, asked)),
+        _at_once(CreateUpload, _store, upload_requests.create_upload),
+        _answered(CopyPart, _store, copy_requests.copy_part),
+        _answered(CompleteUpload, _store, copy_requests.complete),
+        _at_once(AbortUpload, _store, upload_requests.abort_upload),
+        _at_once(
+            ListParts, _all, lambda service, asked: multipart.list_parts(service.engine, asked)
+        ),
+        _at_once(
+            ListUploads, _all, lambda service, asked: multipart.list_uploads(service.engine, asked)
+        ),
         # buckets
-        _at_once(GetBucket, lambda service, asked: Bucket(info=service.engine.bucket(asked.name))),
-        _at_once(ListBuckets, lambda service, asked: bucket_page(service.engine, asked)),
+        _at_once(
+            GetBucket, _all, lambda service, asked: Bucket(info=service.engine.bucket(asked.name))
+        ),
+        _at_once(ListBuckets, _all, lambda service, asked: bucket_page(service.engine, asked)),
         _changing_a_bucket(CreateBucket, bucket_requests.create_bucket),
         _changing_a_bucket(DeleteBucket, bucket_requests.delete_bucket),
         _changing_a_bucket(SetLayout, bucket_requests.set_layout),
         _changing_a_bucket(SetPolicy, bucket_requests.set_policy),
         _changing_a_bucket(ConfigureBucket, bucket_requests.configure_bucket),
         # quotas
-        _at_once(GetUsage, bucket_requests.get_usage),
-        _answered(CheckPut, check_put),
-        _answered(TakeRequests, take_requests),
+        _at_once(GetUsage, _store, bucket_requests.get_usage),
+        _answered(CheckPut, _store, check_put),
+        _answered(
+            TakeRequests,
+            _store,
+            lambda means, asked: take_requests(means.books, means.calls, asked),
+        ),
         # accounts
-        _talking(WatchDirectory, account_requests.serve_watch),
-        _answered(ChangeAccounts, account_requests.change_accounts),
-        _answered(ImportAccounts, account_requests.import_accounts),
+        _talking(WatchDirectory, _store, account_requests.serve_watch),
+        _answered(ChangeAccounts, _store, account_requests.change_accounts),
+        _answered(ImportAccounts, _store, account_requests.import_accounts),
         _at_once(
             ExportAccounts,
-            lambda service, asked: AccountsExported(data=service.accounts.export(asked.passphrase)),
+            _all,
+            lambda service, asked: AccountsExported(
+                data=service.books.accounts.export(asked.passphrase)
+            ),
         ),
         # the server
-        _at_once(GetHealth, lambda service, _: service.health()),
-        _at_once(GetMetrics, lambda service, _: Metrics(text=service.metrics_text())),
-        _at_once(GetEngineStatus, lambda service, _: EngineState(status=service.engine.status())),
-        _at_once(GetSchedule, lambda service, _: service.schedule_state()),
-        _at_once(SetSchedule, lambda service, asked: service.change_schedule(asked)),
-        _at_once(GetTraces, lambda service, asked: service.traces.answer(asked, time.monotonic())),
-        _at_once(SetLogLevel, process_requests.change_log_level),
-        _at_once(Drain, process_requests.drain),
-        _talking(CheckEngine, serve_check),
+        _at_once(GetHealth, _all, lambda service, _: service.health()),
+        _at_once(GetMetrics, _all, lambda service, _: Metrics(text=service.metrics_text())),
+        _at_once(
+            GetEngineStatus, _all, lambda service, _: EngineState(status=service.engine.status())
+        ),
+        _at_once(GetSchedule, _all, lambda service, _: service.schedule.state()),
+        _at_once(SetSchedule, _all, lambda service, asked: service.schedule.change(asked)),
+        _at_once(
+            GetTraces, _all, lambda service, asked: service.traces.answer(asked, time.monotonic())
+        ),
+        _at_once(SetLogLevel, _store, process_requests.change_log_level),
+        _at_once(Drain, _store, process_requests.drain),
+        _talking(CheckEngine, _all, lambda service, talk, asked: service.checks.serve(talk, asked)),
     )
 )

@@ -46,7 +46,7 @@ class StorageServer:
         self._context: ReloadingContext | None = None
         self._newcomers = Newcomers()
         self._tunnels: set[asyncio.Future[None]] = set()
-        service.sessions.serve_get = partial(serve_session_get, service)
+        service.sessions.serve_get = partial(serve_session_get, service.gets)
 
     async def start(self) -> None:
         """Bind both sockets, and storage.listen where it is set. Raises `InvalidRequest` for a path
@@ -63,7 +63,7 @@ class StorageServer:
         self._listen(settings.target_socket, int(storage.target_socket_mode, 8), self._serve_client)
         if storage.listen:
             self._listen_remote(settings)
-        self._listeners.append(asyncio.create_task(self._service.watch_slow_clients()))
+        self._listeners.append(asyncio.create_task(self._service.gates.watch_slow_clients()))
 
     def _listen_remote(self, settings: Settings) -> None:
         """Take gateways of other hosts, which show a certificate of server.tls_ca."""
@@ -144,9 +144,9 @@ class StorageServer:
             stream.close()
 
     async def _serve_gateway(self, stream: StreamSocket) -> None:
-        if len(self._connections) >= self._service.storage.connections_max:
+        if len(self._connections) >= self._service.settings.storage.connections_max:
             error = Unavailable(
-                f"storage.connections_max is {self._service.storage.connections_max}"
+                f"storage.connections_max is {self._service.settings.storage.connections_max}"
             )
             with contextlib.suppress(OSError):
                 await stream.send_frame(error.to_wire())
@@ -163,7 +163,10 @@ class StorageServer:
             del self._connections[task]
 
     async def _serve_client(self, stream: StreamSocket) -> None:
-        if len(self._clients) >= CLIENTS_PER_SESSION_MAX * self._service.storage.sessions_max:
+        if (
+            len(self._clients)
+            >= CLIENTS_PER_SESSION_MAX * self._service.settings.storage.sessions_max
+        ):
             return  # most of them have not joined; those have a few seconds to do so
         task = asyncio.current_task()
         assert task is not None
@@ -182,8 +185,8 @@ class StorageServer:
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, let those under way finish within the time, then cut the rest."""
-        self._service.draining = True
-        self._service.entrance.close()
+        self._service.gates.draining = True
+        self._service.gates.entrance.close()
         for listener in self._listeners:
             listener.cancel()
         for path in self._paths:

@@ -49,7 +49,6 @@ from objectcache_schemas.messages.sessions import (
     TargetRequest,
 )
 from objectcache_storage_server.conversations.fabric_threads import FabricThreads
-from objectcache_storage_server.conversations.read_passes import PassBook
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.transports.fabrics import NIXL, Fabrics
@@ -80,13 +79,10 @@ class _Watch(NamedTuple):
 
 
 class Session(TargetOwner):
-    """One client. `fabric` is the transport and the peer that reach it, once it has opened one.
-    `access_key` is the one that signed the request for it.
-    """
+    """One client. `fabric` is the transport and the peer that reach it, once it has opened one."""
 
     def __init__(self, identity: str, socket: StreamSocket, access_key: str = "") -> None:
-        super().__init__(identity)
-        self.passes = PassBook(access_key)
+        super().__init__(identity, access_key)
         self.gets: dict[int, asyncio.Event] = {}  # that run, by tag; the event cancels one
         self._socket = socket
         self._loop = asyncio.get_running_loop()
@@ -115,7 +111,7 @@ class Session(TargetOwner):
             await asyncio.gather(self._flush_task, return_exceptions=True)
 
     def post(self, message: msgspec.Struct) -> None:
-        """Send a message from any thread, at once if the socket takes it."""
+        """At once if the socket takes it."""
         data = encode_frame(message)
         with self._lock:
             if not self._unsent:
@@ -144,7 +140,6 @@ class Session(TargetOwner):
             self.post(message)
 
     def end(self) -> None:
-        """End it soon, from any thread: the client can begin another one."""
         self._loop.call_soon_threadsafe(self.broken.set)
 
     def watch_consumption(
@@ -153,14 +148,6 @@ class Session(TargetOwner):
         callback: Callable[[LayersConsumed], None],
         dropped: Callable[[], None] | None = None,
     ) -> bool:
-        """Have `callback` called in the event loop for what the client says that it has consumed
-        of the delivery with this tag, until `forget_consumption`. May be called from any thread.
-
-        It is a client's word: the layers may be none of the delivery's, and go back. A second
-        delivery with the same tag takes the first one's place. `dropped` is called in the event
-        loop when that happens, or the session ends. False where the session watches too many, or
-        has ended: nothing will be called.
-        """
         with self._lock:
             before = self._consumptions.get(tag)
             is_full = before is None and len(self._consumptions) >= CONSUMPTIONS_WATCHED_MAX
@@ -176,9 +163,6 @@ class Session(TargetOwner):
             self._loop.call_soon_threadsafe(watch.dropped)
 
     def forget_consumption(self, tag: int, callback: Callable[[LayersConsumed], None]) -> None:
-        """What the client says with this tag is none of `callback`'s business any more. No effect
-        where it is not watching.
-        """
         with self._lock:
             watch = self._consumptions.get(tag)
             if watch is not None and watch.callback is callback:

@@ -13,24 +13,20 @@ from objectcache_schemas.conversations import BodyChoice
 from objectcache_schemas.errors import Busy, DeliveryFailed, InvalidRequest
 from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.reads import BodySent, SendBody
-from objectcache_storage_server.admission.memory_line import MemoryWish
+from objectcache_storage_server.admission.gates import BodyMemory
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import StreamSocket
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.plan import Plan
 from objectcache_storage_server.deliveries.running_delivery import (
     BodyDelivery,
-    BodyMemory,
+    DeliveryTerms,
     RunningDelivery,
-    Terms,
     accepted,
     wait_admitted,
 )
 from objectcache_storage_server.engines.base import OpenObjects
-from objectcache_storage_server.service import Service
-from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.body import BodyTransport
-
-FRAGMENTS_AHEAD = 16  # under a cap a fragment is half a millisecond of it
 
 logger = logging.getLogger("objectcache.storage_server.gets")
 
@@ -46,33 +42,8 @@ async def receive_choice(talk: Conversation, memory: BodyMemory) -> BodyChoice:
         raise
 
 
-def body_wish(service: Service, payload_bytes: int, fragment_bytes: int) -> MemoryWish:
-    """The memory that a body can use: a few fragments, and no more than the settings allow."""
-    pool = service.pool
-    least_bytes = pool.charged_bytes(min(fragment_bytes, payload_bytes))
-    useful_bytes = min(FRAGMENTS_AHEAD * least_bytes, pool.charged_bytes(payload_bytes))
-    allowed_bytes = service.storage.delivery_in_flight_bytes_max
-    return MemoryWish(max(least_bytes, min(useful_bytes, allowed_bytes)), least_bytes)
-
-
-async def wait_for_memory(
-    service: Service,
-    talk: Conversation,
-    tenant: str,
-    wish: MemoryWish,
-    recorder: DeliveryRecorder,
-) -> BodyMemory:
-    """Wait for memory, as for admission; `start_body` takes it over. Raises what
-    `MemoryGrants.grant` does.
-    """
-    asked_s = time.monotonic()
-    grant = await service.memory.grant(tenant, wish, talk.gone)
-    recorder.queued(time.monotonic() - asked_s)
-    return BodyMemory(service, grant, service.slow_bodies.add(tenant))
-
-
 def start_body(
-    service: Service, plan: Plan, opened: OpenObjects, terms: Terms, memory: BodyMemory
+    means: GetMeans, plan: Plan, opened: OpenObjects, terms: DeliveryTerms, memory: BodyMemory
 ) -> BodyDelivery:
     """Begin reading into buffers; at most the delivery's grant runs ahead of the client.
 
@@ -82,13 +53,13 @@ def start_body(
         undo.callback(opened.close)
         undo.callback(memory.release)
         transport = BodyTransport(
-            service.pool,
+            means.gates.pool,
             memory.grant,
             memory.pace,
-            lambda: service.dispatcher.wake(running.delivery),
+            lambda: means.schedule.dispatcher.wake(running.delivery),
             terms.recorder,
         )
-        running = RunningDelivery(service, plan, opened, transport, terms)
+        running = RunningDelivery(means, plan, opened, transport, terms)
         undo.pop_all()  # from here on the delivery lets them go
     try:
         running.start()
@@ -99,10 +70,10 @@ def start_body(
     return BodyDelivery(running, transport, plan.payload_bytes, memory)
 
 
-async def serve_body(service: Service, talk: Conversation, body: BodyDelivery) -> None:
+async def serve_body(means: GetMeans, talk: Conversation, body: BodyDelivery) -> None:
     """Say that it was accepted, and send it where the gateway chooses."""
     try:
-        await wait_admitted(service, talk, body.running)
+        await wait_admitted(means, talk, body.running)
         await talk.send(accepted(body.running))
         choice = await receive_choice(talk, body.memory)
     except BaseException:
@@ -112,18 +83,18 @@ async def serve_body(service: Service, talk: Conversation, body: BodyDelivery) -
         await body.close("the gateway took no body")
         await talk.send(Done())
         return
-    await send_body(service, talk, body, choice)
+    await send_body(means, talk, body, choice)
 
 
 async def send_body(
-    service: Service, talk: Conversation, body: BodyDelivery, choice: SendBody
+    means: GetMeans, talk: Conversation, body: BodyDelivery, choice: SendBody
 ) -> None:
     """Send the payload where `choice` says, until it is through or somebody is gone."""
     descriptor = talk.take_descriptor()
     if not choice.into_socket:
         if descriptor is not None:
             os.close(descriptor)
-        await _send_watched(service, talk, body, talk.stream)
+        await _send_watched(means, talk, body, talk.stream)
         return
     try:
         client = _client_socket(descriptor)
@@ -131,7 +102,7 @@ async def send_body(
         await body.close("no socket came with SendBody")
         raise
     try:
-        await _send_watched(service, talk, body, client)
+        await _send_watched(means, talk, body, client)
     finally:
         client.close()
     if not talk.given_up:
@@ -157,13 +128,13 @@ def _client_socket(descriptor: int | None) -> StreamSocket:
 
 
 async def _send_watched(
-    service: Service, talk: Conversation, body: BodyDelivery, stream: StreamSocket
+    means: GetMeans, talk: Conversation, body: BodyDelivery, stream: StreamSocket
 ) -> None:
     """Send, and stop when the gateway hangs up. A body that cannot be completed is cut.
 
     Only a stall ends a body that its client still takes, however long it takes.
     """
-    storage = service.storage
+    storage = means.settings.storage
     sending = asyncio.ensure_future(
         body.transport.send(stream, body.payload_bytes, storage.send_stall_timeout_s)
     )

@@ -1,7 +1,7 @@
 """Which of the five paths a kv-get takes (paper, section 4.1), or why the one it forces cannot be.
 
-Two steps, because the threshold rule stands between them: `forced_mode` checks the request and says
-which mode its path leaves, `path_taken` names the path once the mode is known.
+In three steps: `forced_mode` checks the request and says which mode its path leaves, `choose_mode`
+is the threshold rule, and `path_taken` names the path once the mode is known.
 """
 
 from __future__ import annotations
@@ -42,6 +42,19 @@ def is_body(asked: str, has_target: bool) -> bool:
     gateway to write into the target itself.
     """
     return not has_target or asked == DeliveryPath.BUFFER.value
+
+
+def choose_mode(
+    asked: DeliveryMode, payload_bytes: int, layerwise_threshold_bytes: int
+) -> DeliveryMode:
+    """Layerwise from the threshold up, chunkwise below (paper, equation 2), unless the client asked
+    for one.
+    """
+    if asked is not DeliveryMode.AUTO:
+        return asked
+    if payload_bytes >= layerwise_threshold_bytes:
+        return DeliveryMode.LAYERWISE
+    return DeliveryMode.CHUNKWISE
 
 
 def path_taken(asked: str, mode: DeliveryMode, chunk_count: int, has_target: bool) -> DeliveryPath:

@@ -10,14 +10,14 @@ from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, WireError
 from objectcache_schemas.messages.kv import KvGet
 from objectcache_schemas.messages.reads import OpenObject
-from objectcache_storage_server.service import Service
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
 
 @contextmanager
-def recorded(service: Service, recorder: DeliveryRecorder) -> Generator[None]:
+def recorded(means: GetMeans, recorder: DeliveryRecorder) -> Generator[None]:
     """Keep the trace, and end it however the block ends; an error that is raised is its own."""
-    service.traces.begin(recorder)
+    means.traces.begin(recorder)
     error: WireError | None = None
     try:
         yield
@@ -31,7 +31,7 @@ def recorded(service: Service, recorder: DeliveryRecorder) -> Generator[None]:
         recorder.ended(time.monotonic(), error)
 
 
-def new_recorder(service: Service, request: KvGet | OpenObject) -> DeliveryRecorder:
+def new_recorder(means: GetMeans, request: KvGet | OpenObject) -> DeliveryRecorder:
     """The record of a request that has just arrived, with the path that it asks for."""
     return DeliveryRecorder(
         request.request_id,
@@ -43,6 +43,6 @@ def new_recorder(service: Service, request: KvGet | OpenObject) -> DeliveryRecor
         gateway_s=request.gateway_s,
         traceparent=request.traceparent,
         path=request.path if isinstance(request, KvGet) else DeliveryPath.S3TCP.value,
-        policy=service.policy,
-        reads=service.counts.engine.reads,
+        policy=means.schedule.policy,
+        reads=means.counts.engine.reads,
     )

@@ -8,24 +8,24 @@ from objectcache_schemas.descriptor import Descriptor, OnMissing
 from objectcache_schemas.errors import InvalidRequest, NotFound
 from objectcache_schemas.messages.kv import KvGet
 from objectcache_schemas.records import ObjectInfo
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.scheduling.windows.find_windows import Window
-from objectcache_storage_server.service import Service
 
 
 def open_prefix(
-    service: Service, request: KvGet, descriptor: Descriptor
+    means: GetMeans, request: KvGet, descriptor: Descriptor
 ) -> tuple[OpenObjects, Window]:
     """Open the chunks that will be delivered, and find how long a layer of them is computed.
 
     Raises for the first chunk that is missing or misfit.
     """
-    layout = service.engine.bucket(request.bucket).layout
+    layout = means.calls.engine.bucket(request.bucket).layout
     if layout is not None:
         descriptor.check_layout(layout)
-    opened = _open_stored(service, request.bucket, descriptor)
+    opened = _open_stored(means, request.bucket, descriptor)
     try:
-        window = service.windows.find(
+        window = means.windows.find(
             descriptor,
             request.bucket,
             request.identity,
@@ -38,8 +38,8 @@ def open_prefix(
     return opened, window
 
 
-def _open_stored(service: Service, bucket: str, descriptor: Descriptor) -> OpenObjects:
-    opened = service.engine.open_many(bucket, descriptor.chunk_keys, are_prefix=True)
+def _open_stored(means: GetMeans, bucket: str, descriptor: Descriptor) -> OpenObjects:
+    opened = means.calls.engine.open_many(bucket, descriptor.chunk_keys, are_prefix=True)
     try:
         stored = _stored_prefix(opened.infos)
         if stored == len(opened.infos):
@@ -54,7 +54,7 @@ def _open_stored(service: Service, bucket: str, descriptor: Descriptor) -> OpenO
         opened.close()
         raise
     opened.close()
-    shorter = service.engine.open_many(bucket, descriptor.chunk_keys[:stored], are_prefix=True)
+    shorter = means.calls.engine.open_many(bucket, descriptor.chunk_keys[:stored], are_prefix=True)
     if _stored_prefix(shorter.infos) < stored:  # deleted in between
         shorter.close()
         raise NotFound(f"chunk_keys[{stored - 1}] is not stored", missing_index=stored - 1)

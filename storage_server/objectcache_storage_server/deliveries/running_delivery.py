@@ -9,22 +9,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import Busy, DeliveryFailed
 from objectcache_schemas.messages.kv import DeliveryAccepted
-from objectcache_storage_server.admission.client_pace import ClientPace
 from objectcache_storage_server.admission.entrance import stopping
+from objectcache_storage_server.admission.gates import BodyMemory
 from objectcache_storage_server.conversations.conversation import Asker
 from objectcache_storage_server.conversations.sockets import ConnectionEnded
 from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
 from objectcache_storage_server.deliveries.delivery_path import is_body
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.plan import Plan
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.windows.find_windows import NO_WINDOW, Window
-from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport
@@ -33,7 +32,7 @@ TCP = "tcp"
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class DeliveryTerms:
     """What the scheduler and the trace are told of a delivery."""
 
     recorder: DeliveryRecorder
@@ -75,15 +74,15 @@ class RunningDelivery:
 
     def __init__(
         self,
-        service: Service,
+        means: GetMeans,
         plan: Plan,
         opened: OpenObjects,
         transport: Transport,
-        terms: Terms,
+        terms: DeliveryTerms,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._service = service
+        self._means = means
         self.terms = terms
         self.transport = transport
         self.admitted = asyncio.Event()
@@ -100,14 +99,14 @@ class RunningDelivery:
         terms = self.terms
         try:
             terms.recorder.planned(time.monotonic())
-            self._service.dispatcher.add(
+            self._means.schedule.dispatcher.add(
                 self.delivery, terms.demand, pooled=terms.pooled, rate_max=terms.rate_max
             )
         except BaseException:
             self.delivery.fail(DeliveryFailed("it could not be handed over"))
             raise
         if self.delivery.state is not DeliveryState.RUNNING:  # it failed before it was handed over
-            self._service.dispatcher.remove(self.delivery)
+            self._means.schedule.dispatcher.remove(self.delivery)
 
     def _on_admitted(self, rate_bytes_per_s: float | None) -> None:
         self.terms.record(self.delivery.plan, rate_bytes_per_s)
@@ -121,7 +120,7 @@ class RunningDelivery:
 
     def _on_end(self, delivery: Delivery) -> None:
         try:
-            self._service.dispatcher.remove(delivery)
+            self._means.schedule.dispatcher.remove(delivery)
         finally:
             self.transport.when_quiet(self._quiet)
 
@@ -148,7 +147,7 @@ class RunningDelivery:
         await asyncio.shield(self.ended.wait())
 
 
-async def wait_admitted(service: Service, asker: Asker, running: RunningDelivery) -> None:
+async def wait_admitted(means: GetMeans, asker: Asker, running: RunningDelivery) -> None:
     """Wait until the scheduler lets it begin, which under stall_dynamic it does at once.
 
     Raises `Busy` where no rate can be had in time, `Unavailable` when the server drains before
@@ -156,9 +155,9 @@ async def wait_admitted(service: Service, asker: Asker, running: RunningDelivery
     """
     if running.admitted.is_set():
         return
-    timeout_s = service.settings.scheduler.queue_timeout_s
+    timeout_s = means.settings.scheduler.queue_timeout_s
     watching = asyncio.ensure_future(asker.gone())
-    draining = service.entrance.closed
+    draining = means.gates.entrance.closed
     events = (running.admitted, running.ended, draining)
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
@@ -179,24 +178,6 @@ async def wait_admitted(service: Service, asker: Asker, running: RunningDelivery
     raise Busy(
         f"no rate was free for {timeout_s:g} s (scheduler.queue_timeout_s)", retry_after_s=timeout_s
     )
-
-
-@dataclass(frozen=True, slots=True)
-class BodyMemory:
-    """Memory that was granted to a body, and the pace of the client that it is for."""
-
-    service: Service
-    grant: MemoryGrant
-    pace: ClientPace
-
-    def release(self) -> None:
-        """Nothing is held any more. A second call has no effect."""
-        self.unwatch()
-        self.grant.release()
-
-    def unwatch(self) -> None:
-        """The client is waited for no more."""
-        self.service.slow_bodies.remove(self.pace)
 
 
 @dataclass(frozen=True, slots=True)

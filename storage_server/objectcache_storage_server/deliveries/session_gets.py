@@ -21,8 +21,8 @@ from objectcache_schemas.messages.sessions import GetBegun, GetEnded, GetPrefix
 from objectcache_storage_server.conversations.conversation import Asker
 from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.conversations.sockets import ConnectionEnded
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.prefix_gets import serve_get
-from objectcache_storage_server.service import Service
 
 OWN_PATHS = ("", *(path.value for path in DeliveryPath if path is not DeliveryPath.BUFFER))
 
@@ -74,31 +74,31 @@ class SessionAsker(Asker):
 
 
 async def serve_session_get(
-    service: Service, session: Session, request: GetPrefix, cancelled: asyncio.Event
+    means: GetMeans, session: Session, request: GetPrefix, cancelled: asyncio.Event
 ) -> None:
     """Carry a get to its end, errors included. `cancelled` ends it."""
     begun_s = time.monotonic()
     asker = SessionAsker(session, request.tag, cancelled)
     try:
-        await _serve(service, session, request, asker)
+        await _serve(means, session, request, asker)
     except ObjectCacheError as error:
-        service.counts.errors.add(error.code)
+        means.counts.errors.add(error.code)
         _refuse(asker, request, error.to_wire())
     except ConnectionEnded:
         _refuse(asker, request, InvalidRequest("the get was cancelled").to_wire())
     except Exception:
         logger.exception("get %s failed", request.request_id)
-        service.counts.errors.add(ObjectCacheError.default_code)
+        means.counts.errors.add(ObjectCacheError.default_code)
         failure = ObjectCacheError("the storage server failed; see its log")
         _refuse(asker, request, failure.to_wire())
     _log(session, request, asker.ended, time.monotonic() - begun_s)
 
 
 async def _serve(
-    service: Service, session: Session, request: GetPrefix, asker: SessionAsker
+    means: GetMeans, session: Session, request: GetPrefix, asker: SessionAsker
 ) -> None:
-    session.passes.check(request.bucket, service.versions, time.monotonic())
-    descriptor = Descriptor.from_bytes(request.descriptor, service.limits)
+    session.passes.check(request.bucket, means.books.versions, time.monotonic())
+    descriptor = Descriptor.from_bytes(request.descriptor, means.settings.limits)
     target = descriptor.rdma_target
     if target is None or target.target_id not in session.targets or target.tag != request.tag:
         raise InvalidRequest("rdma_target must name a target of this session, and the get's tag")
@@ -113,7 +113,7 @@ async def _serve(
         client_s=request.client_s,
         traceparent=request.traceparent,
     )
-    await serve_get(service, asker, get, descriptor)
+    await serve_get(means, asker, get, descriptor)
 
 
 def _refuse(asker: SessionAsker, request: GetPrefix, error: WireError) -> None:

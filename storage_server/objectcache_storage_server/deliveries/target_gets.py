@@ -13,32 +13,31 @@ from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_schemas.messages.kv import DeliveryEnded, KvGet, ReadPass
 from objectcache_schemas.messages.sessions import PassGiven
 from objectcache_storage_server.conversations.conversation import Asker
-from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.deliveries.delivery import DeliveryState
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.plan import Plan
 from objectcache_storage_server.deliveries.running_delivery import (
+    DeliveryTerms,
     RunningDelivery,
-    Terms,
     accepted,
     wait_admitted,
 )
 from objectcache_storage_server.deliveries.watch_consumption import ConsumptionWatch
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.scheduling.windows.find_windows import shape_of
-from objectcache_storage_server.service import Service
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 from objectcache_storage_server.transports.staged import StagedTransport
-from objectcache_storage_server.transports.targets import RemoteTargetMemory
+from objectcache_storage_server.transports.targets import RemoteTargetMemory, TargetOwner
 
 
 def start_target(
-    service: Service,
+    means: GetMeans,
     plan: Plan,
     opened: OpenObjects,
     request: KvGet,
     descriptor: Descriptor,
-    terms: Terms,
+    terms: DeliveryTerms,
     staging: MemoryGrant | None,
 ) -> RunningDelivery:
     """Begin reading straight into the client's registered memory, or, where a fabric reaches it,
@@ -51,66 +50,64 @@ def start_target(
 
     def broken(error: ObjectCacheError) -> None:
         running.delivery.fail(error)
-        assert isinstance(session, Session)
         session.end()  # nothing more is written for it, so its client begins another one
 
     with ExitStack() as undo:
         undo.callback(opened.close)
         if staging is not None:
             undo.callback(staging.release)
-        lease = service.registry.lease(request.identity, asked, plan.payload_bytes)
+        lease = means.targets.lease(request.identity, asked, plan.payload_bytes)
         undo.callback(lease.end)
         session = lease.target.owner
-        assert isinstance(session, Session)
         transport: Transport
         if isinstance(lease.target.memory, RemoteTargetMemory):
             assert staging is not None
             transport = StagedTransport(
                 lease,
                 asked.tag,
-                service.fabrics.staging,
+                means.staging,
                 staging,
-                lambda: service.dispatcher.wake(running.delivery),
+                lambda: means.schedule.dispatcher.wake(running.delivery),
                 broken,
                 plan.first_layer,
             )
             transport.when_quiet(partial(lease.target.memory.peer.forget, asked.tag))
         else:
             transport = SharedMemoryTransport(lease, asked.tag, session.post)
-        running = RunningDelivery(service, plan, opened, transport, terms)
+        running = RunningDelivery(means, plan, opened, transport, terms)
         undo.pop_all()  # from here on the delivery lets them go
     try:
         lease.on_release(running.delivery.fail)
         shape = shape_of(descriptor, request.bucket, terms.chunk_count)
-        ConsumptionWatch(service, running, session, asked.tag, request.identity, shape)
+        ConsumptionWatch(means, running, session, asked.tag, request.identity, shape)
         running.start()
     except BaseException:
         running.delivery.fail(DeliveryFailed("it could not be begun"))
         raise
     if request.read_pass is not None:
-        _give_pass(service, session, request.bucket, request.read_pass)
+        _give_pass(means, session, request.bucket, request.read_pass)
     return running
 
 
-def _give_pass(service: Service, session: Session, bucket: str, given: ReadPass) -> None:
+def _give_pass(means: GetMeans, session: TargetOwner, bucket: str, given: ReadPass) -> None:
     """Let the session ask for the next deliveries itself, where the pass is good for it."""
     lives_s = session.passes.give(
-        bucket, given, service.versions, time.monotonic(), service.storage.session_pass_s
+        bucket, given, means.books.versions, time.monotonic(), means.settings.storage.session_pass_s
     )
     if lives_s:
         session.post(PassGiven(bucket=bucket, lives_s=lives_s))
 
 
-async def serve_target(service: Service, asker: Asker, running: RunningDelivery) -> None:
+async def serve_target(means: GetMeans, asker: Asker, running: RunningDelivery) -> None:
     """Say that it was accepted and, once nothing is written any more, how it ended."""
     try:
-        await wait_admitted(service, asker, running)
+        await wait_admitted(means, asker, running)
     except BaseException:
         await running.cancel("it was not let in")
         raise
     watching = asyncio.ensure_future(asker.gone())
     ending = asyncio.ensure_future(running.ended.wait())
-    timeout_s = service.storage.delivery_timeout_s
+    timeout_s = means.settings.storage.delivery_timeout_s
     try:
         await asker.send(accepted(running))
         await asyncio.wait(

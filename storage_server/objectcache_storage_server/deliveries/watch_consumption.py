@@ -7,11 +7,11 @@ import time
 
 from objectcache_schemas.compute_windows import WindowSource, is_computed
 from objectcache_schemas.messages.sessions import LayersConsumed
-from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.running_delivery import RunningDelivery
 from objectcache_storage_server.scheduling.windows.learn_windows import WINDOW_MIN_S, DeliveryShape
-from objectcache_storage_server.service import Service
+from objectcache_storage_server.transports.targets import TargetOwner
 
 CONSUMED_LATEST_S = 60.0  # after the end of a delivery that is whole
 
@@ -26,15 +26,15 @@ class ConsumptionWatch:
 
     def __init__(
         self,
-        service: Service,
+        means: GetMeans,
         running: RunningDelivery,
-        session: Session,
+        session: TargetOwner,
         tag: int,
         identity: str,
         shape: DeliveryShape,
     ) -> None:
         """Of a delivery whose client wants all layers at once nothing is learned."""
-        self._service = service
+        self._means = means
         self._delivery: Delivery | None = running.delivery  # until it ends
         self._recorder = running.terms.recorder
         self._first_layer = running.delivery.plan.first_layer
@@ -57,11 +57,11 @@ class ConsumptionWatch:
         compute_s = self._window_s(message.compute_s)
         self._recorder.layers_consumed(end_layer, time.monotonic(), compute_s)
         if self._delivery is not None:
-            self._service.dispatcher.consumed(
+            self._means.schedule.dispatcher.consumed(
                 self._delivery, end_layer - self._first_layer, compute_s
             )
         if self._teaches:
-            self._service.windows.learn(self._identity, self._shape, message.compute_s)
+            self._means.windows.learn(self._identity, self._shape, message.compute_s)
         if end_layer == self._end_layer:
             self._forget()
 
@@ -73,7 +73,7 @@ class ConsumptionWatch:
     def _count(self, end_layer: int, message: LayersConsumed) -> None:
         """Count each layer once, whatever the client says how often."""
         layers = end_layer - self._consumed_end
-        self._service.counts.layers_consumed(
+        self._means.counts.layers_consumed(
             self._identity, layers, message.compute_s, message.waited_s
         )
         self._consumed_end = max(self._consumed_end, end_layer)

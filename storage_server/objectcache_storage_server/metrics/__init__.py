@@ -1,1 +1,1 @@
-"""What a storage server counts, and how it is read."""
+"""A storage server's metrics by name."""

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from objectcache_runtime.metrics.metric_families import alone, counter, gauge, histogram
 from objectcache_schemas.operators.engine_status import EngineStatus
-from objectcache_storage_server.metrics.engine_times import EngineTimes
+from objectcache_storage_server.counts.engine_times import EngineTimes
 
 _Numbers = tuple[tuple[str, str, Callable[[EngineStatus], float]], ...]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
@@ -19,23 +18,20 @@ from objectcache_runtime.metrics.metric_families import (
     histogram,
 )
 from objectcache_schemas.messages.quotas import GetUsage
+from objectcache_storage_server.counts.storage_counts import (
+    SUCCESS,
+    StorageCounts,
+    TenantCell,
+)
 from objectcache_storage_server.deliveries.delivery import Delivery
 from objectcache_storage_server.metrics.engine_families import (
     engine_call_families,
     engine_families,
 )
-from objectcache_storage_server.metrics.storage_counts import (
-    SUCCESS,
-    StorageCounts,
-    TenantCell,
-)
+from objectcache_storage_server.metrics.measured import Measured
 from objectcache_storage_server.s3.bucket_usage import bucket_usage
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 from objectcache_storage_server.tracing.recorder import PHASES
-
-if TYPE_CHECKING:
-    from objectcache_storage_server.service import Service
-
 
 _TENANT_COUNTERS: tuple[tuple[str, str, Callable[[TenantCell], float]], ...] = (
     (
@@ -66,22 +62,22 @@ _TENANT_COUNTERS: tuple[tuple[str, str, Callable[[TenantCell], float]], ...] = (
 )
 
 
-def storage_page(service: Service) -> MetricsPage:
+def storage_page(measured: Measured) -> MetricsPage:
     """All of them as text."""
-    return MetricsPage(lambda: storage_families(service))
+    return MetricsPage(lambda: storage_families(measured))
 
 
-def storage_families(service: Service) -> Iterator[Metric]:
+def storage_families(measured: Measured) -> Iterator[Metric]:
     """All of them, in the document's order. Takes engine and scheduler locks for copies only."""
-    counts = service.counts
+    counts = measured.counts
     yield from _of_deliveries(counts)
-    yield from _of_schedule(service)
-    yield from _of_tenants(service)
+    yield from _of_schedule(measured)
+    yield from _of_tenants(measured)
     yield from _of_errors(counts)
-    yield from _of_lifecycle(service)
+    yield from _of_lifecycle(measured)
     yield from engine_call_families(counts.engine)
-    yield from engine_families(service.engine.totals())
-    yield from _of_server(service)
+    yield from engine_families(measured.engine.totals())
+    yield from _of_server(measured)
 
 
 def _by_one(counts: Counts[str]) -> Labelled:
@@ -159,9 +155,9 @@ def _of_deliveries(counts: StorageCounts) -> Iterator[Metric]:
     )
 
 
-def _of_schedule(service: Service) -> Iterator[Metric]:
-    policy = service.policy
-    allocated, achieved = service.dispatcher.with_scheduler(_rates)
+def _of_schedule(measured: Measured) -> Iterator[Metric]:
+    policy = measured.schedule.policy
+    allocated, achieved = measured.schedule.dispatcher.with_scheduler(_rates)
     yield gauge(
         "allocated_bytes_per_second",
         "Rates assigned to the deliveries that use them, together.",
@@ -174,28 +170,30 @@ def _of_schedule(service: Service) -> Iterator[Metric]:
         ("policy",),
         [((policy,), achieved)],
     )
-    yield gauge("deliveries_running", "Deliveries that run.", (), alone(service.entrance.running))
+    yield gauge(
+        "deliveries_running", "Deliveries that run.", (), alone(measured.gates.entrance.running)
+    )
     yield gauge(
         "deliveries_waiting",
         "Requests for deliveries that wait, for their tenant's turn or for memory.",
         ("reason",),
         [
-            (("turn",), service.entrance.waiting),
-            (("memory",), service.memory.waiting),
-            (("staging",), service.staging_grants.waiting),
+            (("turn",), measured.gates.entrance.waiting),
+            (("memory",), measured.gates.bodies.waiting),
+            (("staging",), measured.gates.staging.waiting),
         ],
     )
     yield gauge(
         "in_flight_bytes",
         "Memory promised to deliveries into sockets.",
         (),
-        alone(service.pool.promised_bytes),
+        alone(measured.gates.pool.promised_bytes),
     )
     yield gauge(
         "fabric_staging_bytes",
         "Staging memory promised to deliveries over fabrics.",
         (),
-        alone(service.fabrics.staging.promised_bytes),
+        alone(measured.staging.promised_bytes),
     )
 
 
@@ -203,19 +201,19 @@ def _rates(scheduler: Scheduler[Delivery]) -> tuple[float, float]:
     return scheduler.assigned_bytes_per_s, scheduler.meter.rate_bytes_per_s(time.monotonic())
 
 
-def _of_tenants(service: Service) -> Iterator[Metric]:
-    cells = list(service.counts.tenants.items())
+def _of_tenants(measured: Measured) -> Iterator[Metric]:
+    cells = list(measured.counts.tenants.items())
     for name, text, value in _TENANT_COUNTERS:
         yield counter(name, text, ("tenant",), [((who,), value(cell)) for who, cell in cells])
-    yield from _of_activity(service)
-    yield from _of_usage(service)
+    yield from _of_activity(measured)
+    yield from _of_usage(measured)
 
 
-def _of_activity(service: Service) -> Iterator[Metric]:
+def _of_activity(measured: Measured) -> Iterator[Metric]:
     in_flight_bytes: Counter[str] = Counter()
     deliveries: Counter[str] = Counter()
-    for tenant in service.in_flight.tenants():
-        name = service.counts.names[tenant.identity]
+    for tenant in measured.in_flight.tenants():
+        name = measured.counts.names[tenant.identity]
         in_flight_bytes[name] += tenant.in_flight_bytes
         deliveries[name] += tenant.deliveries
     yield gauge(
@@ -229,12 +227,12 @@ def _of_activity(service: Service) -> Iterator[Metric]:
     )
 
 
-def _of_usage(service: Service) -> Iterator[Metric]:
+def _of_usage(measured: Measured) -> Iterator[Metric]:
     stored_bytes: Counter[str] = Counter()
     objects: Counter[str] = Counter()
-    buckets = bucket_usage(service.engine, GetUsage())
+    buckets = bucket_usage(measured.engine, GetUsage())
     for bucket in buckets:
-        name = service.counts.names[bucket.owner]
+        name = measured.counts.names[bucket.owner]
         stored_bytes[name] += bucket.stored_bytes
         objects[name] += bucket.object_count
     yield gauge("buckets", "Buckets.", (), alone(len(buckets)))
@@ -261,8 +259,8 @@ def _of_errors(counts: StorageCounts) -> Iterator[Metric]:
     )
 
 
-def _of_lifecycle(service: Service) -> Iterator[Metric]:
-    counts = service.lifecycle_counts
+def _of_lifecycle(measured: Measured) -> Iterator[Metric]:
+    counts = measured.lifecycle
     for name, text, value in (
         ("lifecycle_sweeps_total", "Searches for what lifecycle rules expire.", counts.sweeps),
         (
@@ -289,18 +287,26 @@ def _of_lifecycle(service: Service) -> Iterator[Metric]:
         yield counter(name, text, (), alone(value))
 
 
-def _of_server(service: Service) -> Iterator[Metric]:
-    counts = service.counts
-    yield gauge("puts_running", "Puts that run.", (), alone(service.puts_running))
-    yield gauge("puts_waiting", "Puts that wait for a slot.", (), alone(service.put_waits.waiting))
+def _of_server(measured: Measured) -> Iterator[Metric]:
+    counts = measured.counts
+    yield gauge("puts_running", "Puts that run.", (), alone(measured.gates.slots.puts))
+    yield gauge(
+        "puts_waiting", "Puts that wait for a slot.", (), alone(measured.gates.puts.waiting)
+    )
     yield counter(
         "slow_clients_cut_total",
         "Bodies and puts that were cut for their clients' rate while others waited.",
         ("kind",),
-        [(("body",), service.slow_bodies.cut_count), (("put",), service.slow_puts.cut_count)],
+        [
+            (("body",), measured.gates.slow_bodies.cut_count),
+            (("put",), measured.gates.slow_puts.cut_count),
+        ],
     )
     yield gauge(
-        "put_staging_bytes", "Bytes of unfinished puts.", (), alone(service.put_staging_bytes)
+        "put_staging_bytes",
+        "Bytes of unfinished puts.",
+        (),
+        alone(measured.gates.slots.staged_bytes),
     )
     yield gauge(
         "storage_gateway_connections",
@@ -315,11 +321,11 @@ def _of_server(service: Service) -> Iterator[Metric]:
         alone(counts.client_connections),
     )
     yield gauge(
-        "targets", "Targets that clients have registered.", (), alone(service.registry.count)
+        "targets", "Targets that clients have registered.", (), alone(measured.targets.count)
     )
     yield gauge(
         "storage_draining",
         "1 while the storage server takes no more work.",
         (),
-        alone(service.draining or service.entrance.drained),
+        alone(measured.gates.takes_no_work),
     )

@@ -14,20 +14,20 @@ from objectcache_schemas.operators.account_changes import (
 )
 from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S, Known
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.service import Service
+from objectcache_storage_server.puts.store_means import StoreMeans
 
 
-async def serve_watch(service: Service, talk: Conversation, request: WatchDirectory) -> None:
+async def serve_watch(means: StoreMeans, talk: Conversation, request: WatchDirectory) -> None:
     """`WatchDirectory`: answered once there is something to tell, or the time is over.
 
     It ends when the server drains, and when the gateway hangs up.
     """
-    follower, followed = talk.stream, service.directory
+    follower, followed, closed = talk.stream, means.books.directory, means.gates.entrance.closed
     if request.timeout_s:  # who does not wait does not follow
         known = Known(request.known_version, request.known_buckets_version)
         followed.follows(follower, known)
-    await service.call(service.accounts.purge)
-    answering = asyncio.ensure_future(service.directory.answer(request, service.entrance.closed))
+    await means.calls.call(means.books.accounts.purge)
+    answering = asyncio.ensure_future(followed.answer(request, closed))
     watching = asyncio.ensure_future(talk.stream.closed_by_peer())
     try:
         await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -45,38 +45,39 @@ async def serve_watch(service: Service, talk: Conversation, request: WatchDirect
         await asyncio.gather(answering, watching, return_exceptions=True)
 
 
-async def change_accounts(service: Service, request: ChangeAccounts) -> AccountsChanged:
+async def change_accounts(means: StoreMeans, request: ChangeAccounts) -> AccountsChanged:
     """`ChangeAccounts`, answered when it is in force in every gateway that can be reached."""
-    owned, created_s = buckets_of(service), created_s_of(service)
+    owned, created_s = buckets_of(means), created_s_of(means)
     return await _followed(
-        service, await service.call(service.accounts.change, request.change, owned, created_s)
+        means, await means.calls.call(means.books.accounts.change, request.change, owned, created_s)
     )
 
 
-async def import_accounts(service: Service, request: ImportAccounts) -> AccountsChanged:
+async def import_accounts(means: StoreMeans, request: ImportAccounts) -> AccountsChanged:
     """`ImportAccounts`, answered as a change."""
     data, passphrase = request.data, request.passphrase
     return await _followed(
-        service, await service.call(service.accounts.import_, data, passphrase, buckets_of(service))
+        means,
+        await means.calls.call(means.books.accounts.import_, data, passphrase, buckets_of(means)),
     )
 
 
-async def _followed(service: Service, version: int) -> AccountsChanged:
-    await service.directory.wait_followed(version, FOLLOWED_TIMEOUT_S)
+async def _followed(means: StoreMeans, version: int) -> AccountsChanged:
+    await means.books.directory.wait_followed(version, FOLLOWED_TIMEOUT_S)
     return AccountsChanged(version=version)
 
 
-def buckets_of(service: Service) -> Callable[[str], list[str]]:
+def buckets_of(means: StoreMeans) -> Callable[[str], list[str]]:
     """What names the buckets that a user owns."""
-    return lambda user: [one.name for one in service.engine.each_bucket() if one.owner == user]
+    return lambda user: [one.name for one in means.calls.engine.each_bucket() if one.owner == user]
 
 
-def created_s_of(service: Service) -> Callable[[str], float | None]:
+def created_s_of(means: StoreMeans) -> Callable[[str], float | None]:
     """What says when the bucket of a name was made."""
 
     def created_s(name: str) -> float | None:
         try:
-            return service.engine.bucket(name).created_s
+            return means.calls.engine.bucket(name).created_s
         except NotFound:
             return None
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from objectcache_runtime.logs import set_log_level
 from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.operators.server_state import Drain, SetLogLevel
-from objectcache_storage_server.service import Service
+from objectcache_storage_server.puts.store_means import StoreMeans
 
 
-def drain(service: Service, request: Drain) -> Done:
+def drain(means: StoreMeans, request: Drain) -> Done:
     """`Drain`."""
-    service.entrance.drained = request.draining
+    means.gates.entrance.drained = request.draining
     return Done()
 
 
-def change_log_level(service: Service, request: SetLogLevel) -> Done:
+def change_log_level(means: StoreMeans, request: SetLogLevel) -> Done:
     """`SetLogLevel`."""
     set_log_level(request.level)
     return Done()

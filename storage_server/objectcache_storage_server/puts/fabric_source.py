@@ -10,32 +10,30 @@ from collections import deque
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sessions import Session
 from objectcache_storage_server.conversations.sockets import ConnectionEnded
-from objectcache_storage_server.deliveries.staging_grants import grant_staging
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.puts.store_means import StoreMeans
 from objectcache_storage_server.puts.target_source import (
     TargetSource,
     check_length,
     write_piece,
 )
-from objectcache_storage_server.service import Service
 from objectcache_storage_server.transports.staged_moves import StagedMoves
 
 
 class FabricSource(TargetSource):
     """A lease on the payload and staging memory to read it into, until `close`."""
 
-    def __init__(self, service: Service, moves: StagedMoves, piece_bytes: int) -> None:
-        self._service = service
+    def __init__(self, means: StoreMeans, moves: StagedMoves, piece_bytes: int) -> None:
+        self._means = means
         self._moves = moves
         self._piece_bytes = piece_bytes
 
     @classmethod
     async def open(
         cls,
-        service: Service,
+        means: StoreMeans,
         talk: Conversation,
         identity: str,
         asked: MemoryTarget,
@@ -44,22 +42,20 @@ class FabricSource(TargetSource):
         """Wait for staging memory, and lease the target: in this order, because the lease of a
         target that is released is waited for.
 
-        Raises as `MemoryGrants.grant` and `TargetRegistry.lease`, and `InvalidRequest` where the
+        Raises as `Gates.staging_memory` and `TargetRegistry.lease`, and `InvalidRequest` where the
         length is not the payload's or a checksum block is larger than a staging buffer.
         """
         check_length(asked, shape)
-        staging = service.fabrics.staging
+        staging = means.staging
         piece_bytes = staged_piece_bytes(shape, staging.buffer_bytes)
-        grant = await grant_staging(service, talk, identity, shape.total_bytes)
+        grant = await means.gates.staging_memory(identity, shape.total_bytes, talk.gone)
         try:
-            lease = service.registry.lease(identity, asked, shape.total_bytes)
+            lease = means.targets.lease(identity, asked, shape.total_bytes)
         except BaseException:
             grant.release()
             raise
-        session = lease.target.owner
-        assert isinstance(session, Session)
-        moves = StagedMoves(lease, staging, grant, session.end)
-        return cls(service, moves, piece_bytes)
+        moves = StagedMoves(lease, staging, grant, lease.target.owner.end)
+        return cls(means, moves, piece_bytes)
 
     async def write_all(self, talk: Conversation, prefix: StagedPrefix) -> None:
         """As `TargetSource.write_all`; `DeliveryFailed` where the client's memory cannot be read
@@ -93,7 +89,7 @@ class FabricSource(TargetSource):
                 return
             start_bytes, piece, arrived = ahead.popleft()
             await moves.until(arrived.done)
-            await write_piece(self._service, prefix, start_bytes, piece)
+            await write_piece(self._means, prefix, start_bytes, piece)
             moves.give_back(piece)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sockets import ConnectionEnded
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
-from objectcache_storage_server.service import Service
+from objectcache_storage_server.puts.store_means import StoreMeans
 
 PIECE_BYTES = 32 * MIB  # written in one call: whole extents, so that a device is kept busy
 
@@ -43,16 +43,16 @@ class MappedSource(TargetSource):
     """In a memory file. It is not read any more when `write_all` returns or raises."""
 
     def __init__(
-        self, service: Service, identity: str, asked: MemoryTarget, shape: PrefixShape
+        self, means: StoreMeans, identity: str, asked: MemoryTarget, shape: PrefixShape
     ) -> None:
         """Raises `InvalidRequest` where the length is not the payload's or leaves the target,
         `NotFound` (NoSuchTarget) unless the identity registered it.
         """
         check_length(asked, shape)
-        self._service = service
+        self._means = means
         self._piece_bytes = piece_bytes(shape)
         self._ended: ObjectCacheError | None = None
-        self._lease = service.registry.lease(identity, asked, shape.total_bytes)
+        self._lease = means.targets.lease(identity, asked, shape.total_bytes)
         self._lease.on_release(self._end)
 
     def _end(self, error: ObjectCacheError) -> None:
@@ -65,7 +65,7 @@ class MappedSource(TargetSource):
                 self._check(watching)
                 self._lease.target.check_whole()
                 piece = self._lease.view[start_bytes : start_bytes + self._piece_bytes]
-                await write_piece(self._service, prefix, start_bytes, piece)
+                await write_piece(self._means, prefix, start_bytes, piece)
             self._check(watching)
         finally:
             watching.cancel()
@@ -83,10 +83,10 @@ class MappedSource(TargetSource):
 
 
 async def write_piece(
-    service: Service, prefix: StagedPrefix, start_bytes: int, piece: memoryview
+    means: StoreMeans, prefix: StagedPrefix, start_bytes: int, piece: memoryview
 ) -> None:
     """Have the engine write a piece; nobody reads its memory when this returns or raises."""
-    writing = asyncio.ensure_future(service.call(prefix.write, start_bytes, piece))
+    writing = asyncio.ensure_future(means.calls.call(prefix.write, start_bytes, piece))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:

@@ -14,45 +14,46 @@ from objectcache_storage_server.accounts.in_flight import Flight
 from objectcache_storage_server.accounts.stored_ledger import Reservation
 from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, StagedPut
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
-from objectcache_storage_server.puts.counted_puts import counted_put
+from objectcache_storage_server.puts.store_means import StoreMeans
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.join_parts import complete_upload
 from objectcache_storage_server.s3.upload_requests import count_part
-from objectcache_storage_server.service import Service
 
 
-async def copy_object(service: Service, request: CopyObject) -> Stored:
+async def copy_object(means: StoreMeans, request: CopyObject) -> Stored:
     """`CopyObject`: the copy."""
-    bucket = await service.call(service.engine.bucket, request.bucket)
-    source = await service.call(service.engine.stat, request.source_bucket, request.source_key)
+    bucket = await means.calls.call(means.calls.engine.bucket, request.bucket)
+    source = await means.calls.call(
+        means.calls.engine.stat, request.source_bucket, request.source_key
+    )
     # Where the source changes in between, its ETag does, and nothing is copied.
     info = await _copied(
-        service,
+        means,
         bucket,
         request.identity,
         1,
         source.size_bytes,
-        lambda _: _copy_object(service, request, bucket.layout),
+        lambda _: _copy_object(means, request, bucket.layout),
     )
     return Stored(info=info)
 
 
-async def copy_part(service: Service, request: CopyPart) -> Stored:
+async def copy_part(means: StoreMeans, request: CopyPart) -> Stored:
     """`CopyPart`: the part."""
     upload = multipart.UploadName(request.bucket, request.key, request.upload_id)
-    bucket = await service.call(service.engine.bucket, request.bucket)
+    bucket = await means.calls.call(means.calls.engine.bucket, request.bucket)
 
     def copy(reservation: Reservation) -> ObjectInfo:
-        info = multipart.copy_part(service.engine, request)
-        count_part(service, upload, request.part_number, reservation)
+        info = multipart.copy_part(means.calls.engine, request)
+        count_part(means, upload, request.part_number, reservation)
         return info
 
-    info = await _copied(service, bucket, request.identity, 0, request.length_bytes, copy)
+    info = await _copied(means, bucket, request.identity, 0, request.length_bytes, copy)
     return Stored(info=info)
 
 
 async def _copied(
-    service: Service,
+    means: StoreMeans,
     bucket: BucketInfo,
     identity: str,
     object_count: int,
@@ -60,22 +61,19 @@ async def _copied(
     copy: Callable[[Reservation], ObjectInfo],
 ) -> ObjectInfo:
     """What `copy` stored, which is called in a worker thread once there is room for it."""
-    bytes_max = service.limits.object_bytes_max
+    bytes_max = means.settings.limits.object_bytes_max
     if size_bytes > bytes_max:
         raise InvalidRequest(
             f"the copy would have {size_bytes} bytes, limits.object_bytes_max is {bytes_max}; "
             "copy ranges of it into the parts of an upload",
             code="InvalidRequest",
         )
-    async with (
-        counted_put(service, bucket, identity, object_count, size_bytes) as counted,
-        service.put_admitted(size_bytes, identity),
-    ):
-        return await service.call(copy, counted.reservation)
+    async with means.gates.put(bucket, identity, object_count, size_bytes, size_bytes) as admitted:
+        return await means.calls.call(copy, admitted.reservation)
 
 
-def _copy_object(service: Service, request: CopyObject, layout: KvLayout | None) -> ObjectInfo:
-    engine = service.engine
+def _copy_object(means: StoreMeans, request: CopyObject, layout: KvLayout | None) -> ObjectInfo:
+    engine = means.calls.engine
     block_bytes = (
         slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
     )
@@ -90,32 +88,37 @@ def _copy_object(service: Service, request: CopyObject, layout: KvLayout | None)
         staged.discard()
 
 
-async def complete(service: Service, request: CompleteUpload) -> Stored:
+async def complete(means: StoreMeans, request: CompleteUpload) -> Stored:
     """`CompleteUpload`: the object."""
-    bucket = await service.call(service.engine.bucket, request.bucket)
-    async with service.in_flight.flight(request.identity, bucket.name, service.call) as flight:
-        info = await service.call(_complete, service, request, bucket, flight)
+    bucket = await means.calls.call(means.calls.engine.bucket, request.bucket)
+    async with means.gates.flight(request.identity, bucket.name) as flight:
+        info = await means.calls.call(_complete, means, request, bucket, flight)
     return Stored(info=info)
 
 
 def _complete(
-    service: Service, request: CompleteUpload, bucket: BucketInfo, flight: Flight
+    means: StoreMeans,
+    request: CompleteUpload,
+    bucket: BucketInfo,
+    flight: Flight,
 ) -> ObjectInfo:
     """The upload and its parts become the object: what they count for, it counts for."""
 
     def judge() -> None:
-        with service.stored.reserving(bucket, 0, 0):
+        with means.books.stored.reserving(bucket, 0, 0):
             pass  # a quota may have been lowered since the parts came
 
     @contextmanager
     def copying(size_bytes: int) -> Generator[None]:
         # Its parts were let in each for itself, so the whole is not refused for its size.
         flight.add_unknown(size_bytes)
-        slot_bytes_max = min(service.limits.object_bytes_max, service.put_bytes_max)
-        with service.put_admitted_now(min(size_bytes, slot_bytes_max), request.identity):
+        slot_bytes_max = min(
+            means.settings.limits.object_bytes_max, means.gates.slots.put_bytes_max
+        )
+        with means.gates.put_now(min(size_bytes, slot_bytes_max), request.identity):
             yield
 
-    bytes_max = service.limits.joined_object_bytes_max
-    info = complete_upload(service.engine, request, bytes_max, judge, copying)
-    service.stored.upload_ended(request.upload_id, is_joined=True)
+    bytes_max = means.settings.limits.joined_object_bytes_max
+    info = complete_upload(means.calls.engine, request, bytes_max, judge, copying)
+    means.books.stored.upload_ended(request.upload_id, is_joined=True)
     return info

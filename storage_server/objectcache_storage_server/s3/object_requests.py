@@ -11,39 +11,39 @@ from objectcache_schemas.messages.writes import (
     PinObjects,
     ReplaceAttributes,
 )
+from objectcache_storage_server.puts.store_means import StoreMeans
 from objectcache_storage_server.s3.bucket_requests import check_not_hidden
 from objectcache_storage_server.s3.list_objects import list_objects
-from objectcache_storage_server.service import Service
 
 
-def list_stored(service: Service, request: ListObjects) -> Listing:
+def list_stored(means: StoreMeans, request: ListObjects) -> Listing:
     """`ListObjects`."""
-    with service.engine.scanning(request.bucket) as scan:
+    with means.calls.engine.scanning(request.bucket) as scan:
         return list_objects(request, scan)
 
 
-def replace_attributes(service: Service, request: ReplaceAttributes) -> Object:
+def replace_attributes(means: StoreMeans, request: ReplaceAttributes) -> Object:
     """`ReplaceAttributes`."""
     check_not_hidden(request.bucket)
-    info = service.engine.replace_attributes(request.bucket, request.seen, request.attributes)
+    info = means.calls.engine.replace_attributes(request.bucket, request.seen, request.attributes)
     return Object(info=info)
 
 
-def delete_objects(service: Service, request: DeleteObjects) -> Done:
+def delete_objects(means: StoreMeans, request: DeleteObjects) -> Done:
     """`DeleteObjects`."""
-    service.engine.delete(request.bucket, request.keys)
-    service.stored.shrunk(request.bucket)
+    means.calls.engine.delete(request.bucket, request.keys)
+    means.books.stored.shrunk(request.bucket)
     return Done()
 
 
-def pin_objects(service: Service, request: PinObjects) -> ObjectsPinned:
+def pin_objects(means: StoreMeans, request: PinObjects) -> ObjectsPinned:
     """`PinObjects`."""
     check_not_hidden(request.bucket)
-    return ObjectsPinned(count=service.engine.pin(request.bucket, request.keys, request.pinned))
+    return ObjectsPinned(count=means.calls.engine.pin(request.bucket, request.keys, request.pinned))
 
 
-def match_prefix(service: Service, request: KvMatch) -> Matched:
+def match_prefix(means: StoreMeans, request: KvMatch) -> Matched:
     """`KvMatch`."""
-    matched = service.engine.match(request.bucket, request.chunk_keys)
-    layout = service.engine.bucket(request.bucket).layout
+    matched = means.calls.engine.match(request.bucket, request.chunk_keys)
+    layout = means.calls.engine.bucket(request.bucket).layout
     return Matched(matched=matched, chunk_tokens=layout.chunk_tokens if layout else 0)

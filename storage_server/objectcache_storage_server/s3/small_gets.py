@@ -14,42 +14,42 @@ from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.messages.reads import ObjectOpened, OpenObject
 from objectcache_storage_server.deliveries.delivery_records import recorded
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.running_delivery import TCP
-from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
 BODY_BYTES_MAX = 64 * KIB  # whatever a gateway asks for; more is sent from a buffer of the pool
 
 
 def open_small(
-    service: Service, request: OpenObject, recorder: DeliveryRecorder
+    means: GetMeans, request: OpenObject, recorder: DeliveryRecorder
 ) -> ObjectOpened | None:
     """The object with its body; None where it has to be opened.
 
     Under a cap it is always opened, because its bytes are paced with all others. Raises `NotFound`.
     """
-    if not request.body_bytes_max or service.schedule_book.paces(request.identity):
+    if not request.body_bytes_max or means.schedule.paces(request.identity):
         return None
     begun_s = time.monotonic()
     size_bytes_max = min(request.body_bytes_max, BODY_BYTES_MAX)
-    found = service.engine.read_small(request.bucket, request.key, size_bytes_max)
+    found = means.calls.engine.read_small(request.bucket, request.key, size_bytes_max)
     if found is None:
         return None
     info, body = found
     if body:  # as with other objects, nothing is delivered of an empty one
-        _record(service, recorder, len(body), begun_s)
+        _record(means, recorder, len(body), begun_s)
     return ObjectOpened(info=info, body=body)
 
 
-def _record(service: Service, recorder: DeliveryRecorder, size_bytes: int, begun_s: float) -> None:
+def _record(means: GetMeans, recorder: DeliveryRecorder, size_bytes: int, begun_s: float) -> None:
     """The trace of a delivery that was one read."""
     now_s = time.monotonic()
-    with recorded(service, recorder):
+    with recorded(means, recorder):
         recorder.accepted(
             path=DeliveryPath.S3TCP.value,
             transport=TCP,
             delivery=DeliveryMode.CHUNKWISE.value,
-            policy=service.policy,
+            policy=means.schedule.policy,
             chunk_count=1,
             payload_bytes=size_bytes,
             first_layer=0,

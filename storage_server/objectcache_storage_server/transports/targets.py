@@ -19,6 +19,8 @@ from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unsupported
 from objectcache_schemas.excerpt import excerpt
+from objectcache_schemas.messages.sessions import LayersConsumed
+from objectcache_storage_server.accounts.read_passes import PassBook
 from objectcache_storage_server.transports.memory_files import MappedTargetMemory, map_memory_file
 
 TARGETS_PER_SESSION_MAX = 256
@@ -122,15 +124,43 @@ class Lease:
 
 
 class TargetOwner:
-    """What a session is to the registry: an identity, and a budget of memory."""
+    """What a session is to those who write to its targets: an identity, a budget of memory, and
+    somebody who is told and may tell. This one is told nothing, and says nothing.
+    """
 
-    def __init__(self, identity: str) -> None:
+    def __init__(self, identity: str, access_key: str = "") -> None:
+        """`access_key` is the one that signed the request for it."""
         self.identity = identity
+        self.passes = PassBook(access_key)
         self.targets: dict[bytes, Target] = {}
         self.registered_bytes = 0
 
+    def post(self, message: msgspec.Struct) -> None:
+        """Send a message, from any thread."""
+
     def end(self) -> None:
-        """What it does is not to be borne: its targets are to be let go. From any thread."""
+        """End it soon, from any thread, and let its targets go: its client can begin another."""
+
+    def watch_consumption(
+        self,
+        tag: int,
+        callback: Callable[[LayersConsumed], None],
+        dropped: Callable[[], None] | None = None,
+    ) -> bool:
+        """Have `callback` called in the event loop for what the client says that it has consumed
+        of the delivery with this tag, until `forget_consumption`. May be called from any thread.
+
+        It is a client's word: the layers may be none of the delivery's, and go back. A second
+        delivery with the same tag takes the first one's place. `dropped` is called in the event
+        loop when that happens, or the session ends. False where the session watches too many, or
+        has ended: nothing will be called.
+        """
+        return False
+
+    def forget_consumption(self, tag: int, callback: Callable[[LayersConsumed], None]) -> None:
+        """What the client says with this tag is none of `callback`'s business any more. No effect
+        where it is not watching.
+        """
 
 
 class TargetRegistry:

@@ -20,29 +20,26 @@ from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.leases import LeaseTarget, TargetLeased
 from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sessions import Session
-from objectcache_storage_server.deliveries.staging_grants import grant_staging
-from objectcache_storage_server.service import Service
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.transports.staged_moves import StagedMoves
 
 
 async def serve_fabric_lease(
-    service: Service, talk: Conversation, request: LeaseTarget, target: MemoryTarget
+    means: GetMeans, talk: Conversation, request: LeaseTarget, target: MemoryTarget
 ) -> None:
     """`LeaseTarget`, to the end of the lease; nothing moves any more when it returns or raises."""
-    grant = await grant_staging(service, talk, request.identity, request.payload_bytes)
+    grant = await means.gates.staging_memory(request.identity, request.payload_bytes, talk.gone)
     try:
-        lease = service.registry.lease(request.identity, target, request.payload_bytes)
+        lease = means.targets.lease(request.identity, target, request.payload_bytes)
     except BaseException:
         grant.release()
         raise
     session = lease.target.owner
-    assert isinstance(session, Session)
-    moves = StagedMoves(lease, service.fabrics.staging, grant, session.end)
+    moves = StagedMoves(lease, means.staging, grant, session.end)
     failure: WireError | None = DeliveryFailed("the gateway is gone").to_wire()
     try:
         await talk.send(TargetLeased())
-        failure = await _fill(service, talk, moves)
+        failure = await _fill(means, talk, moves)
         if failure is None:
             moves.announce(request.tag, request.end_layer)
     except ObjectCacheError as error:
@@ -59,13 +56,13 @@ async def serve_fabric_lease(
     await talk.send(Done())
 
 
-async def _fill(service: Service, talk: Conversation, moves: StagedMoves) -> WireError | None:
+async def _fill(means: GetMeans, talk: Conversation, moves: StagedMoves) -> WireError | None:
     """Take and write the payload; returns why the gateway says that it failed, None where it did
     not. Raises what ends the lease early.
     """
     filling = asyncio.ensure_future(_take_payload(talk, moves))
     failing = asyncio.ensure_future(moves.until(lambda: False))
-    timeout_s = service.storage.delivery_timeout_s
+    timeout_s = means.settings.storage.delivery_timeout_s
     try:
         await asyncio.wait(
             {filling, failing}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED

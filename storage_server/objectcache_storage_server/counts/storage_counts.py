@@ -6,7 +6,7 @@ import threading
 from typing import NamedTuple
 
 from objectcache_runtime.metrics.metric_cells import RATIOS, BoundedNames, Cells, Counts, Histogram
-from objectcache_storage_server.metrics.engine_times import EngineTimes
+from objectcache_storage_server.counts.engine_times import EngineTimes
 from objectcache_storage_server.tracing.recorder import PHASES, DeliveryRecorder
 
 SUCCESS = "ok"

@@ -21,14 +21,13 @@ from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.leases import LeaseTarget, TargetLeased
 from objectcache_schemas.messages.sessions import DeliveryFailure, LayersReady
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sessions import Session
-from objectcache_storage_server.deliveries.fill_fabric_target import serve_fabric_lease
-from objectcache_storage_server.service import Service
+from objectcache_storage_server.deliveries.get_means import GetMeans
+from objectcache_storage_server.leases.fill_fabric_target import serve_fabric_lease
 from objectcache_storage_server.transports.fabrics import FABRICS, check_transport
 from objectcache_storage_server.transports.targets import Lease
 
 
-async def serve_lease(service: Service, talk: Conversation, request: LeaseTarget) -> None:
+async def serve_lease(means: GetMeans, talk: Conversation, request: LeaseTarget) -> None:
     """`LeaseTarget`, to the end of the lease.
 
     Raises `Unsupported` for a transport that there is none of, `InvalidRequest` where the payload
@@ -36,20 +35,19 @@ async def serve_lease(service: Service, talk: Conversation, request: LeaseTarget
     """
     target = _asked_target(request)
     if request.transport in FABRICS:
-        await serve_fabric_lease(service, talk, request, target)
+        await serve_fabric_lease(means, talk, request, target)
     else:
-        await _serve_mapped(service, talk, request, target)
+        await _serve_mapped(means, talk, request, target)
 
 
 async def _serve_mapped(
-    service: Service, talk: Conversation, request: LeaseTarget, target: MemoryTarget
+    means: GetMeans, talk: Conversation, request: LeaseTarget, target: MemoryTarget
 ) -> None:
-    lease = service.registry.lease(request.identity, target, request.payload_bytes)
+    lease = means.targets.lease(request.identity, target, request.payload_bytes)
     session = lease.target.owner
-    assert isinstance(session, Session)
     failure: WireError | None = DeliveryFailed("the gateway is gone").to_wire()
     try:
-        failure = await _hold(service, talk, lease)
+        failure = await _hold(means, talk, lease)
     finally:
         session.post(_event(request, failure))
         lease.end()
@@ -68,7 +66,7 @@ def _asked_target(request: LeaseTarget) -> MemoryTarget:
     )
 
 
-async def _hold(service: Service, talk: Conversation, lease: Lease) -> WireError | None:
+async def _hold(means: GetMeans, talk: Conversation, lease: Lease) -> WireError | None:
     """Wait until the gateway writes no more; returns why it failed, None where it did not.
 
     A lease that has to end early is told to the gateway, and is held on until it has answered.
@@ -79,7 +77,7 @@ async def _hold(service: Service, talk: Conversation, lease: Lease) -> WireError
     await talk.stream.send_frame_with(TargetLeased(), lease.target.mapped.descriptor)
     ending = asyncio.ensure_future(talk.receive_lease_end())
     waiting = asyncio.ensure_future(stopped.event.wait())
-    timeout_s = service.storage.delivery_timeout_s
+    timeout_s = means.settings.storage.delivery_timeout_s
     try:
         await asyncio.wait(
             {ending, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED

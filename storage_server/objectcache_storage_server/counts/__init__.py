@@ -1,0 +1,1 @@
+"""What a storage server counts, from any thread."""
