@@ -7,11 +7,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
-from typing import Any
 
 import uvloop
 
+from objectcache_runtime.first_of import first_of
 from objectcache_runtime.logs import configure_logging
 from objectcache_runtime.settings import Settings, check_paths, parse_command_line
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
@@ -64,7 +63,7 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
     loop.add_signal_handler(signal.SIGUSR1, service.gates.entrance.close)  # the gateways stop, too
     print(f"ready storage {settings.storage_socket}", flush=True)
     logger.info("serving with engine %s, pid %d", engine.capabilities.name, os.getpid())
-    await _first_of(stop.wait(), orphaned.wait())
+    await first_of(stop.wait(), orphaned.wait())
     if not stop.is_set():
         await _outlast_gateways(service, server, stop)
     logger.info("stopping: draining for up to %g s", settings.storage.drain_timeout_s)
@@ -99,16 +98,7 @@ async def _outlast_gateways(service: Service, server: StorageServer, stop: async
     """Serve on while gateways drain that lost the same supervisor: they must be outlasted."""
     bound_s = service.settings.gateway.drain_timeout_s
     logger.info("the supervisor has ended: serving gateways that drain for up to %g s", bound_s)
-    await _first_of(stop.wait(), server.left_by_gateways(), timeout_s=bound_s)
-
-
-async def _first_of(*waits: Coroutine[Any, Any, object], timeout_s: float | None = None) -> None:
-    """Return when one of them has, or the time is over; the others are cancelled."""
-    tasks = {asyncio.ensure_future(one) for one in waits}
-    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await first_of(stop.wait(), server.left_by_gateways(), timeout_s=bound_s)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from objectcache_gateway.answering.http_exchange import Exchange
 from objectcache_gateway.xml.xml_render import PROLOG, XML, error_document
+from objectcache_runtime.first_of import ended_after
 from objectcache_runtime.settings import GatewaySettings
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.limits import MIB
@@ -38,14 +39,11 @@ async def answer_when_done(exchange: Exchange, work: Awaitable[bytes]) -> web.St
     """
     interval_s = exchange.settings.gateway.slow_answer_after_s
     task = asyncio.ensure_future(work)
-    try:
+    async with ended_after(task):
         await asyncio.wait({task}, timeout=interval_s)
         if task.done():
             return exchange.xml(await task)
         return await _answer_early(exchange, task, interval_s)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _answer_early(

@@ -16,6 +16,7 @@ from pathlib import Path
 from objectcache_gateway.answering.http_exchange import Exchange
 from objectcache_gateway.audit.audit_file import AuditFile
 from objectcache_gateway.audit.audit_line import AuditEntry, audit_line
+from objectcache_runtime.first_of import end
 from objectcache_runtime.settings import GatewaySettings
 
 FLUSH_INTERVAL_S = 1.0
@@ -79,8 +80,7 @@ class AuditLog:
     async def close(self) -> None:
         """Write what is left, and close the file."""
         if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+            await end(self._writing)
         await self.flush()
         self._file.close()
 

@@ -19,6 +19,7 @@ from contextlib import aclosing, asynccontextmanager
 from objectcache_gateway.answering.http_exchange import Exchange
 from objectcache_gateway.buffer_path.fabric_target import FabricTarget
 from objectcache_gateway.storage.storage_connection import StorageConnection
+from objectcache_runtime.first_of import ended_after, first_done
 from objectcache_runtime.memory_file_holes import has_holes
 from objectcache_schemas.descriptor import Descriptor, MemoryTarget
 from objectcache_schemas.errors import (
@@ -93,15 +94,11 @@ class StagedTarget:
         """
         answer = asyncio.ensure_future(self._lease.receive(Done, timeout_s=self._timeout_s))
         copying = asyncio.ensure_future(self._copy(body, piece))
-        try:
-            await asyncio.wait({answer, copying}, return_when=asyncio.FIRST_COMPLETED)
+        async with ended_after(answer, copying):
+            await first_done(answer, copying)
             if copying.done() and not answer.done():
                 await self._lease.send(EndLease(error=_copy_error(copying)))
                 await asyncio.wait({answer})
-        finally:
-            for task in (answer, copying):
-                task.cancel()
-            await asyncio.gather(answer, copying, return_exceptions=True)
         return self._ended(answer, copying)
 
     def _ended(self, answer: asyncio.Future[Done], copying: asyncio.Future[None]) -> DeliveryEnded:

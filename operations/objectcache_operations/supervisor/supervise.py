@@ -30,6 +30,7 @@ from objectcache_operations.supervisor.processes import (
 )
 from objectcache_operations.supervisor.restarts import GiveUp, RestartPolicy, describe_exit
 from objectcache_operations.supervisor.slot import Slot
+from objectcache_runtime.first_of import end, first_done
 from objectcache_runtime.root_key import (
     ROOT_ACCESS_KEY_VARIABLE,
     ROOT_CREDENTIALS_FILE,
@@ -160,14 +161,12 @@ class _Servers:
     async def run(self) -> int:
         serving = asyncio.create_task(self._serve())
         stop_asked = asyncio.create_task(self._stop_asked.wait())
-        await asyncio.wait({serving, stop_asked}, return_when=asyncio.FIRST_COMPLETED)
-        stop_asked.cancel()
-        serving.cancel()
-        outcome = await asyncio.gather(serving, return_exceptions=True)
+        await first_done(serving, stop_asked)
+        outcome, _ = await end(serving, stop_asked)
         self._storage.child.signal_if_ready(REFUSE_WAITING)
         await asyncio.gather(*(slot.stop() for slot in self._before_storage()))
         await self._storage.stop()
-        return EXIT_KILLED if self._killed else _exit_code(outcome[0])
+        return EXIT_KILLED if self._killed else _exit_code(outcome)
 
     def _before_storage(self) -> list[Slot]:
         return [*self._gateways, *([self._admin] if self._admin is not None else [])]

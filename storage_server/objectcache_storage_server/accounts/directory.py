@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from objectcache_runtime.first_of import first_of
 from objectcache_schemas.operators.account_changes import Directory, WatchDirectory
 from objectcache_storage_server.accounts.account_book import AccountBook, as_directory
 
@@ -111,7 +112,7 @@ class AccountDirectory:
             self._waiters.add(wake)
         try:
             if self._is_known(request):
-                await _either(changed, closed, request.timeout_s)
+                await first_of(changed.wait(), closed.wait(), timeout_s=request.timeout_s)
         finally:
             with self._lock:
                 self._waiters.discard(wake)
@@ -131,13 +132,3 @@ class AccountDirectory:
 
     def __repr__(self) -> str:
         return f"<AccountDirectory {len(self._waiters)} waiting>"
-
-
-async def _either(changed: asyncio.Event, closed: asyncio.Event, timeout_s: float) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in (changed, closed)]
-    try:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mappi
 from contextlib import asynccontextmanager
 from typing import Any
 
+from objectcache_runtime.first_of import first_of
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
 from objectcache_schemas.operators.schedule import TenantShare
@@ -49,15 +50,9 @@ class _Waiter:
             raise self.refusal
 
     async def _wait_or_leave(self, gone: Gone) -> None:
-        tasks = [asyncio.ensure_future(one) for one in (self._settled.wait(), gone())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not self._settled.is_set():
-                raise ConnectionEnded
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await first_of(self._settled.wait(), gone())
+        if not self._settled.is_set():
+            raise ConnectionEnded
 
 
 class Entrance:

@@ -10,6 +10,7 @@ import threading
 from functools import partial
 from typing import Generic, TypeVar
 
+from objectcache_runtime.first_of import first_of
 from objectcache_schemas.errors import Busy
 from objectcache_storage_server.admission.entrance import Gone, stopping
 from objectcache_storage_server.admission.fair_line import FairLine, Scarce, Turn
@@ -96,15 +97,8 @@ class LineWaits(Generic[W]):
             return self._line.is_held_from_others(tenant)
 
     async def _wait(self, turn: Turn[W], settled: asyncio.Event, gone: Gone) -> int:
-        waits = (settled.wait(), gone(), self._closed.wait())
-        tasks = [asyncio.ensure_future(one) for one in waits]
-        try:
-            await asyncio.wait(tasks, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            is_gone = tasks[1].done()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        waits = (gone(), settled.wait(), self._closed.wait())
+        is_gone, *_ = await first_of(*waits, timeout_s=self._timeout_s)
         if turn.granted is not None:
             return turn.granted
         if is_gone:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+from objectcache_runtime.first_of import end
 from objectcache_runtime.networking.listening import HostPort, open_listeners, port_of
 from objectcache_runtime.networking.socket_paths import check_socket_path
 from objectcache_runtime.networking.tls import (
@@ -199,9 +200,7 @@ class StorageServer:
             await asyncio.wait(running, timeout=timeout_s)
         gets = self._service.sessions.gets
         rest = [*self._connections, *gets, *self._clients, *self._listeners]
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        await end(*rest)
         if self._tunnels:  # what was sent to other hosts is still on its way through this process
             await asyncio.wait(set(self._tunnels), timeout=TUNNELS_TIMEOUT_S)
 

@@ -18,6 +18,7 @@ import msgspec
 from objectcache_fabrics.peers import FabricPeer
 from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_runtime.fair_shares import FairShares
+from objectcache_runtime.first_of import end, first_done
 from objectcache_runtime.message_pace import MessagePace
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.accounts import ROOT_USER
@@ -107,8 +108,7 @@ class Session(TargetOwner):
         for watch in watches:
             self._drop(watch)
         if self._flush_task is not None:
-            self._flush_task.cancel()
-            await asyncio.gather(self._flush_task, return_exceptions=True)
+            await end(self._flush_task)
 
     def post(self, message: msgspec.Struct) -> None:
         """At once if the socket takes it."""
@@ -297,11 +297,9 @@ class SessionServer:
         requests = asyncio.ensure_future(self._serve_requests(session, socket))
         broken = asyncio.ensure_future(session.broken.wait())
         try:
-            await asyncio.wait({requests, broken}, return_when=asyncio.FIRST_COMPLETED)
+            await first_done(requests, broken)
         finally:
-            broken.cancel()
-            requests.cancel()
-            results = await asyncio.gather(requests, return_exceptions=True)
+            results = await end(requests, broken)
         for result in results:
             if isinstance(result, Exception) and not isinstance(
                 result, (ConnectionEnded, FrameError, OSError)

@@ -9,6 +9,7 @@ import socket as sockets
 import time
 from contextlib import ExitStack
 
+from objectcache_runtime.first_of import end, first_done
 from objectcache_schemas.conversations import BodyChoice
 from objectcache_schemas.errors import Busy, DeliveryFailed, InvalidRequest
 from objectcache_schemas.messages.handshake import Done
@@ -141,18 +142,15 @@ async def _send_watched(
     watching = asyncio.ensure_future(talk.stream.closed_by_peer())
     why = "the gateway is gone"
     try:
-        await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+        await first_done(sending, watching)
         if sending.done():
             error = sending.exception()
             if error is None:
                 return
             why = str(error)
     finally:
-        watching.cancel()
-        if not sending.done():
-            sending.cancel()
         try:
-            await asyncio.gather(sending, watching, return_exceptions=True)
+            await end(sending, watching)
         finally:
             await body.close(why)
     logger.info("delivery %s was cut: %s", body.running.delivery.name, why)

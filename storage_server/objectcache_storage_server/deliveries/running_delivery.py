@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from objectcache_runtime.first_of import first_of
 from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import Busy, DeliveryFailed
@@ -156,19 +157,10 @@ async def wait_admitted(means: GetMeans, asker: Asker, running: RunningDelivery)
     if running.admitted.is_set():
         return
     timeout_s = means.settings.scheduler.queue_timeout_s
-    watching = asyncio.ensure_future(asker.gone())
     draining = means.gates.entrance.closed
     events = (running.admitted, running.ended, draining)
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(
-            {watching, *waits}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        is_gone = watching.done()
-    finally:
-        for task in (watching, *waits):
-            task.cancel()
-        await asyncio.gather(watching, *waits, return_exceptions=True)
+    waits = (asker.gone(), *(event.wait() for event in events))
+    is_gone, *_ = await first_of(*waits, timeout_s=timeout_s)
     if running.ended.is_set() or running.admitted.is_set():
         return
     if is_gone:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from objectcache_runtime.buffers import MemoryGrant
+from objectcache_runtime.first_of import end, first_done
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_schemas.messages.kv import DeliveryEnded, KvGet, ReadPass
@@ -110,16 +111,12 @@ async def serve_target(means: GetMeans, asker: Asker, running: RunningDelivery) 
     timeout_s = means.settings.storage.delivery_timeout_s
     try:
         await asker.send(accepted(running))
-        await asyncio.wait(
-            {ending, watching}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        await first_done(ending, watching, timeout_s=timeout_s)
         if not ending.done() and not watching.done():
             await running.cancel(f"it took over {timeout_s:g} s (storage.delivery_timeout_s)")
     finally:
-        watching.cancel()
-        ending.cancel()
         try:
-            await asyncio.gather(watching, ending, return_exceptions=True)
+            await end(watching, ending)
         finally:
             await running.cancel("whoever asked is gone")
     ended = _ended(running)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from objectcache_runtime.first_of import ended_after, first_done
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import (
     DeliveryFailed,
@@ -63,18 +64,12 @@ async def _fill(means: GetMeans, talk: Conversation, moves: StagedMoves) -> Wire
     filling = asyncio.ensure_future(_take_payload(talk, moves))
     failing = asyncio.ensure_future(moves.until(lambda: False))
     timeout_s = means.settings.storage.delivery_timeout_s
-    try:
-        await asyncio.wait(
-            {filling, failing}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
+    async with ended_after(filling, failing):
+        await first_done(filling, failing, timeout_s=timeout_s)
         for ended in (failing, filling):
             if ended.done():
                 return ended.result()
         raise DeliveryFailed(f"it took over {timeout_s:g} s (storage.delivery_timeout_s)")
-    finally:
-        for task in (filling, failing):
-            task.cancel()
-        await asyncio.gather(filling, failing, return_exceptions=True)
 
 
 async def _take_payload(talk: Conversation, moves: StagedMoves) -> WireError | None:

@@ -15,6 +15,7 @@ import asyncio
 
 import msgspec
 
+from objectcache_runtime.first_of import ended_after, first_done
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, WireError
 from objectcache_schemas.messages.handshake import Done
@@ -78,10 +79,8 @@ async def _hold(means: GetMeans, talk: Conversation, lease: Lease) -> WireError 
     ending = asyncio.ensure_future(talk.receive_lease_end())
     waiting = asyncio.ensure_future(stopped.event.wait())
     timeout_s = means.settings.storage.delivery_timeout_s
-    try:
-        await asyncio.wait(
-            {ending, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
+    async with ended_after(ending, waiting):
+        await first_done(ending, waiting, timeout_s=timeout_s)
         if ending.done():
             return (await ending).error
         why = stopped.error or DeliveryFailed(
@@ -91,10 +90,6 @@ async def _hold(means: GetMeans, talk: Conversation, lease: Lease) -> WireError 
         await talk.send(why.to_wire())
         await asyncio.wait({ending})
         return why.to_wire()
-    finally:
-        for task in (ending, waiting):
-            task.cancel()
-        await asyncio.gather(ending, waiting, return_exceptions=True)
 
 
 class _Stop:

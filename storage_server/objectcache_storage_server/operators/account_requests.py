@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from objectcache_runtime.first_of import end, first_done
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.operators.account_changes import (
     AccountsChanged,
@@ -30,7 +31,7 @@ async def serve_watch(means: StoreMeans, talk: Conversation, request: WatchDirec
     answering = asyncio.ensure_future(followed.answer(request, closed))
     watching = asyncio.ensure_future(talk.stream.closed_by_peer())
     try:
-        await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        await first_done(answering, watching)
         if answering.done():
             await talk.send(answering.result())
         else:
@@ -40,9 +41,7 @@ async def serve_watch(means: StoreMeans, talk: Conversation, request: WatchDirec
         followed.left(follower)
         raise
     finally:
-        answering.cancel()
-        watching.cancel()
-        await asyncio.gather(answering, watching, return_exceptions=True)
+        await end(answering, watching)
 
 
 async def change_accounts(means: StoreMeans, request: ChangeAccounts) -> AccountsChanged:

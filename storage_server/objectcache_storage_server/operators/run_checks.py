@@ -10,8 +10,8 @@ import asyncio
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
+from objectcache_runtime.first_of import first_done
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.operators.engine_status import (
     CheckEnded,
@@ -75,11 +75,8 @@ class Checks:
         self, talk: Conversation, check: _RunningCheck, watching: asyncio.Future[None]
     ) -> CheckReport:
         """Send progress until the check has ended. Raises `ConnectionEnded` where the peer left."""
-        either: set[asyncio.Future[Any]] = {check.ended, watching}
         while True:
-            await asyncio.wait(
-                either, timeout=PROGRESS_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
-            )
+            await first_done(check.ended, watching, timeout_s=PROGRESS_INTERVAL_S)
             if check.ended.done():
                 break
             if watching.done():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from objectcache_runtime.first_of import end
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_storage_server.conversations.conversation import Conversation
@@ -73,8 +74,7 @@ class FabricSource(TargetSource):
             raise
         finally:
             self.close()
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await end(watching)
 
     async def _write_pieces(self, prefix: StagedPrefix) -> None:
         moves = self._moves

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 
+from objectcache_runtime.first_of import end
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.limits import MIB
@@ -68,8 +69,7 @@ class MappedSource(TargetSource):
                 await write_piece(self._means, prefix, start_bytes, piece)
             self._check(watching)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await end(watching)
             self.close()
 
     def _check(self, watching: asyncio.Future[None]) -> None:

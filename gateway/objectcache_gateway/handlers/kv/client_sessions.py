@@ -17,6 +17,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from objectcache_gateway.answering.http_exchange import Exchange
 from objectcache_gateway.connections.client_socket import cut, give_up_after, read_little
 from objectcache_gateway.storage.storage_connection import StorageConnection
+from objectcache_runtime.first_of import end, first_done
 from objectcache_runtime.message_pace import MessagePace
 from objectcache_schemas import headers
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, ObjectCacheError
@@ -87,11 +88,9 @@ async def _relay(
         watched,
     ]
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await first_done(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
         storage.close()  # first: a client that stands still would keep its targets meanwhile
         code, reason = WSCloseCode.OK, ""
         if watched.done() and not watched.cancelled():
