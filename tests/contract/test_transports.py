@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_fabrics.nixl.endpoint import NixlEndpoint
 from objectcache_fabrics.nixl.fabric import NixlFabric
 from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
@@ -40,12 +41,7 @@ from objectcache_storage_server.transports.body import BodyTransport
 from objectcache_storage_server.transports.memory import MemoryTransport
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 from objectcache_storage_server.transports.staged import StagedTransport
-from objectcache_storage_server.transports.targets import (
-    Lease,
-    RemoteTargetMemory,
-    TargetOwner,
-    TargetRegistry,
-)
+from objectcache_storage_server.transports.targets import Lease, TargetOwner, TargetRegistry
 from tests.schedules import a_recorder, a_scheduler, demand_of
 from tests.storage_client import sealed_memory_file
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.buffers import MemoryGrant
@@ -12,11 +13,7 @@ from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, InvalidRequest, ObjectCacheError
 from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.transports.staged import StagedTransport
-from objectcache_storage_server.transports.targets import (
-    RemoteTargetMemory,
-    TargetOwner,
-    TargetRegistry,
-)
+from objectcache_storage_server.transports.targets import TargetOwner, TargetRegistry
 from tests.unit.held_peer import HeldPeer
 
 BUFFER = 4096

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_fabrics.peers import FabricPeer
 from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_runtime.fair_shares import FairShares
@@ -53,12 +54,7 @@ from objectcache_storage_server.conversations.fabric_threads import FabricThread
 from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.transports.fabrics import NIXL, Fabrics
-from objectcache_storage_server.transports.targets import (
-    RemoteTargetMemory,
-    Target,
-    TargetOwner,
-    TargetRegistry,
-)
+from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry
 
 JOIN_TIMEOUT_S = 10.0
 REQUEST_BYTES_MAX = 64 << 10  # far above every request; a client that has not joined may send one

@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 
+from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_runtime.buffers import MemoryGrant
 from objectcache_runtime.first_of import end, first_done
 from objectcache_schemas.descriptor import Descriptor
@@ -29,7 +30,7 @@ from objectcache_storage_server.scheduling.windows.find_windows import shape_of
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 from objectcache_storage_server.transports.staged import StagedTransport
-from objectcache_storage_server.transports.targets import RemoteTargetMemory, TargetOwner
+from objectcache_storage_server.transports.targets import TargetOwner
 
 
 def start_target(

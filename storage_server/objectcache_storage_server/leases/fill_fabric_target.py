@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from objectcache_fabrics.staged_moves import StagedMoves
 from objectcache_runtime.first_of import ended_after, first_done
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import (
@@ -22,7 +23,6 @@ from objectcache_schemas.messages.leases import LeaseTarget, TargetLeased
 from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.deliveries.get_means import GetMeans
-from objectcache_storage_server.transports.staged_moves import StagedMoves
 
 
 async def serve_fabric_lease(

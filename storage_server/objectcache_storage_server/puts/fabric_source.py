@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from objectcache_fabrics.staged_moves import StagedMoves
 from objectcache_runtime.first_of import end
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import InvalidRequest
@@ -20,7 +21,6 @@ from objectcache_storage_server.puts.target_source import (
     check_length,
     write_piece,
 )
-from objectcache_storage_server.transports.staged_moves import StagedMoves
 
 
 class FabricSource(TargetSource):

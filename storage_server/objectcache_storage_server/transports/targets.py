@@ -10,12 +10,10 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
-from objectcache_fabrics.peers import FabricPeer
-from objectcache_fabrics.registered_memory import RemoteMemory
+from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unsupported
 from objectcache_schemas.excerpt import excerpt
@@ -24,24 +22,6 @@ from objectcache_storage_server.accounts.read_passes import PassBook
 from objectcache_storage_server.transports.memory_files import MappedTargetMemory, map_memory_file
 
 TARGETS_PER_SESSION_MAX = 256
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteTargetMemory:
-    """Memory that a fabric reaches. `post` sends an event to the session that registered it."""
-
-    transport: str
-    remote: RemoteMemory
-    peer: FabricPeer
-    post: Callable[[msgspec.Struct], None]
-
-    @property
-    def length_bytes(self) -> int:
-        """Bytes of it."""
-        return self.remote.length_bytes
-
-    def close(self) -> None:
-        """Nothing to let go: the peer's end takes care of it."""
 
 
 class Target:
@@ -108,6 +88,13 @@ class Lease:
         """The part of a memory file."""
         assert self._view is not None, "a fabric alone reaches this target"
         return self._view
+
+    @property
+    def remote(self) -> RemoteTargetMemory:
+        """The target's memory, which a fabric reaches."""
+        memory = self.target.memory
+        assert isinstance(memory, RemoteTargetMemory)
+        return memory
 
     def let_go(self) -> None:
         """The registry's: the part is not used any more."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.descriptor import DeliveryMode, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError
@@ -16,11 +17,7 @@ from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.transports.staged import StagedTransport
-from objectcache_storage_server.transports.targets import (
-    RemoteTargetMemory,
-    TargetOwner,
-    TargetRegistry,
-)
+from objectcache_storage_server.transports.targets import TargetOwner, TargetRegistry
 from tests.contract import test_transports as contract
 from tests.contract.test_transports import Harness, dispatcher, engine
 from tests.rdma.guest.peers import WAIT_S, Client, Server

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from objectcache_fabrics.leased_memory import FabricLease
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.buffers import MemoryGrant
 from objectcache_schemas.errors import ObjectCacheError
-from objectcache_storage_server.transports.targets import Lease, RemoteTargetMemory
 
 
 class StagedMoves:
@@ -26,14 +26,13 @@ class StagedMoves:
 
     def __init__(
         self,
-        lease: Lease,
+        lease: FabricLease,
         pool: StagingMemory,
         grant: MemoryGrant,
         broken: Callable[[], None],
     ) -> None:
         """Takes the lease and the grant over; both end once it is closed and nothing moves."""
-        memory = lease.target.memory
-        assert isinstance(memory, RemoteTargetMemory)
+        memory = lease.remote
         self.length_bytes = lease.length_bytes
         self.buffer_bytes = pool.buffer_bytes
         self._lease = lease
