@@ -64,7 +64,9 @@ class Service:
             settings, book.configuration.tenants, books.in_flight, books.stored, staging, calls.call
         )
         reader_threads = storage.reader_threads or min(READER_THREADS_MAX, os.cpu_count() or 1)
-        self.schedule = schedule = Schedule(book, gates, reader_threads)
+        self.schedule = schedule = Schedule(
+            book, gates, reader_threads, engine.capabilities.queue_depth
+        )
         self._export = export
         self.traces = TraceBook(settings.scheduler.traces_kept, self._delivery_ended)
         windows = WindowFinder(settings.profiles_dir)

@@ -41,6 +41,7 @@ from objectcache_storage_server.engines.content_etags import content_etag
 from objectcache_storage_server.engines.files.engine import FilesEngine
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.testing import MeteredEngine, SlowEngine
+from tests.contract.blob_engines import delayed, files_over, memory_over
 from tests.contract.engine_suite import (
     BUCKET,
     LAYOUT,
@@ -74,6 +75,9 @@ ENGINES: dict[str, Callable[[Path], Engine]] = {
     "local-nvme": lambda folder: nvme_local_engine(folder),
     "local-nvme-cached": lambda folder: two_path_nvme_engine(folder),
     "metered": lambda _: MeteredEngine(MemoryEngine()),
+    "metered-local": lambda folder: MeteredEngine(small_local_engine(folder)),
+    "delayed": lambda _: memory_over(delayed),
+    "files-delayed": lambda folder: files_over(delayed, folder),
     "slow": lambda _: SlowEngine(MemoryEngine()),
 }
 ENGINES |= {

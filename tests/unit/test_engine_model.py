@@ -34,6 +34,8 @@ from objectcache_storage_server.engines.local.upkeep import upkeep_thread
 from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.engines.open_engine import open_volume
+from objectcache_storage_server.testing import MeteredEngine
+from tests.contract.blob_engines import delayed, files_over
 from tests.contract.engine_suite import BUCKET, content, read_range, staged_put
 
 T = TypeVar("T")
@@ -268,6 +270,13 @@ class FilesAgree(EnginesAgree):
         return FilesEngine(Path(self.folder.name), 3, self.clock)
 
 
+class WrappedFilesAgree(FilesAgree):
+    """The same parts, passed through by a wrapper, over a store whose reads end later."""
+
+    def open_engine(self) -> Engine:
+        return MeteredEngine(files_over(delayed, Path(self.folder.name), self.clock))
+
+
 class LocalAgrees(EnginesAgree):
     """Extents of a few slots with padded rows, moved about and read over both paths."""
 
@@ -374,5 +383,7 @@ SETTINGS = settings(
 )
 TestFilesAgree = FilesAgree.TestCase
 TestFilesAgree.settings = SETTINGS
+TestWrappedFilesAgree = WrappedFilesAgree.TestCase
+TestWrappedFilesAgree.settings = SETTINGS
 TestLocalAgrees = LocalAgrees.TestCase
 TestLocalAgrees.settings = SETTINGS

@@ -14,12 +14,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_storage_server.deliveries.plan import (
     Plan,
 )
-from objectcache_storage_server.engines.base import OpenObjects
+from objectcache_storage_server.engines.base import BegunReads, EndedReads, OpenObjects
 from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
@@ -73,6 +74,7 @@ class Delivery:
         self._complete: deque[tuple[int, float]] = deque()  # to be announced: end layer, and when
         self._lock = threading.Lock()
         self._readers = 0
+        self._begun: set[BegunReads] = set()  # by `begin`, and not finished
         self._settling = False  # a thread announces
         self._yield_left_s = YIELD_S_MAX
         self._ended = False
@@ -106,16 +108,57 @@ class Delivery:
         Of a delivery that has failed nothing is read any more. Raises nothing.
         """
         if self._enter():
-            error: ObjectCacheError | None = None
-            try:
-                self._read(fragment)
-            except ObjectCacheError as caught:
-                error = caught
-            except Exception as caught:
-                error = self._fault("reading", caught)
-            self._leave(fragment, error)
+            self._leave(fragment, self._outcome(lambda: self._read(fragment)))
         self._settle()
         self._let_the_client_run()
+
+    def begin(self, fragment: Fragment, landed: Callable[[Callable[[], None]], None]) -> None:
+        """Begin to read a fragment, and do not wait for it.
+
+        `landed` is called once, perhaps from here, with what is then to be called by a reader
+        thread, also where nothing was read. Raises nothing.
+        """
+        if not self._enter():
+            landed(self._settle)
+            return
+        begun_s = time.monotonic()
+        reads = self._begin(fragment, begun_s)
+        with self._lock:
+            self._begun.add(reads)
+            is_wanted = self.state is DeliveryState.RUNNING
+        if not is_wanted:
+            reads.cancel()
+        finish = partial(self._finish_reading, fragment, begun_s, reads)
+        reads.when_landed(partial(landed, finish))
+
+    def _begin(self, fragment: Fragment, begun_s: float) -> BegunReads:
+        begun: list[BegunReads] = []
+
+        def begin() -> None:
+            self._recorder.fragment_begun(fragment.first_layer, begun_s)
+            view = self._transport.memory(fragment.offset_bytes, fragment.length_bytes)
+            begun.append(self._opened.begin_reads(self.plan.reads(fragment), view))
+
+        error = self._outcome(begin)
+        return EndedReads(error) if error is not None else begun[0]
+
+    def _finish_reading(self, fragment: Fragment, begun_s: float, reads: BegunReads) -> None:
+        error = self._outcome(lambda: self._land(fragment, begun_s, reads.finish))
+        with self._lock:
+            self._begun.discard(reads)
+        self._leave(fragment, error)
+        self._settle()
+        self._let_the_client_run()
+
+    def _outcome(self, act: Callable[[], None]) -> ObjectCacheError | None:
+        """What reading fails with."""
+        try:
+            act()
+        except ObjectCacheError as caught:
+            return caught
+        except Exception as caught:
+            return self._fault("reading", caught)
+        return None
 
     def _let_the_client_run(self) -> None:
         """Yield the processor, once the client was told of its first layer.
@@ -139,11 +182,18 @@ class Delivery:
 
     def _read(self, fragment: Fragment) -> None:
         begun_s = time.monotonic()
-        read_bytes = 0
         self._recorder.fragment_begun(fragment.first_layer, begun_s)
-        try:
+
+        def read() -> None:
             view = self._transport.memory(fragment.offset_bytes, fragment.length_bytes)
             self._opened.read_many(self.plan.reads(fragment), view)
+
+        self._land(fragment, begun_s, read)
+
+    def _land(self, fragment: Fragment, begun_s: float, read: Callable[[], None]) -> None:
+        read_bytes = 0
+        try:
+            read()
             read_bytes = fragment.length_bytes
         finally:
             now_s = time.monotonic()
@@ -174,6 +224,9 @@ class Delivery:
         """End the delivery with an error; no effect once it is complete or has failed."""
         with self._lock:
             self._fail(error)
+            begun = list(self._begun)
+        for reads in begun:
+            reads.cancel()
         self._settle()
 
     def _fail(self, error: ObjectCacheError) -> None:

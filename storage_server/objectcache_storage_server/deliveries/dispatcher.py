@@ -1,7 +1,9 @@
 """The dispatcher: reader threads carry out the fragments that the scheduler grants.
 
 Reader threads never wait for a client: a delivery without room is not ready, and is woken when room
-comes back. No fault of one delivery, nor of the scheduler, ends a thread.
+comes back. Nor do they wait for an engine that has many reads under way: they begin as many as it
+wants, and finish those that have landed, so that a link is filled whatever time a read takes. No
+fault of one delivery, nor of the scheduler, ends a thread.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from objectcache_storage_server.deliveries.delivery import Delivery
 from objectcache_storage_server.scheduling.demand import Demand
+from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import Grant, Scheduler, Wait
 
 FAULT_PAUSE_S = 0.05  # after a fault of the scheduler that granted nothing
@@ -29,7 +34,15 @@ logger = logging.getLogger("objectcache.storage_server.dispatcher")
 class Dispatcher:
     """A fixed number of threads that read fragments, in the order that the scheduler grants."""
 
-    def __init__(self, thread_count: int, scheduler: Scheduler[Delivery]) -> None:
+    def __init__(
+        self, thread_count: int, scheduler: Scheduler[Delivery], queue_depth: int = 0
+    ) -> None:
+        """`queue_depth`: fragments that are begun before one has landed; 0: each thread reads one
+        at a time.
+        """
+        self._queue_depth = queue_depth
+        self._under_way = 0  # begun, and not landed
+        self._landed: deque[Callable[[], None]] = deque()  # what finishes each
         self._condition = threading.Condition()
         self._scheduler = scheduler
         self._closing = False
@@ -84,22 +97,40 @@ class Dispatcher:
             return result
 
     def _run(self) -> None:
-        while (granted := self._next()) is not None:
-            granted.job.execute(granted.fragment)
-            del granted  # an idle thread must not keep a delivery alive
+        while (work := self._next()) is not None:
+            work()
+            del work  # an idle thread must not keep a delivery alive
 
-    def _next(self) -> Grant[Delivery] | None:
+    def _next(self) -> Callable[[], None] | None:
         with self._condition:
-            while not self._closing:
+            while not self._closing or self._landed or self._under_way:
+                if self._landed:
+                    return self._landed.popleft()
+                if self._under_way and (self._closing or self._under_way >= self._queue_depth):
+                    self._condition.wait()
+                    continue
                 now_s = time.monotonic()
                 decision = self._decide(now_s)
                 if isinstance(decision, Grant):
                     decision.job.taken = None
-                    return decision
+                    return self._reading(decision.job, decision.fragment)
                 wait_s = decision.until_s - now_s
                 is_forever = wait_s == math.inf
                 self._condition.wait(None if is_forever else min(max(0.0, wait_s), WAIT_S_MAX))
             return None
+
+    def _reading(self, delivery: Delivery, fragment: Fragment) -> Callable[[], None]:
+        """What a reader thread has to do for a fragment that was granted. Called under the lock."""
+        if not self._queue_depth:
+            return partial(delivery.execute, fragment)
+        self._under_way += 1
+        return partial(delivery.begin, fragment, self._has_landed)
+
+    def _has_landed(self, finish: Callable[[], None]) -> None:
+        with self._condition:
+            self._under_way -= 1
+            self._landed.append(finish)
+            self._condition.notify_all()
 
     def _decide(self, now_s: float) -> Grant[Delivery] | Wait:
         try:
@@ -122,7 +153,7 @@ class Dispatcher:
         return None
 
     def close(self) -> None:
-        """Stop the threads; each finishes the fragment it is reading."""
+        """Stop the threads; what is being read is finished."""
         with self._condition:
             self._closing = True
             self._condition.notify_all()

@@ -21,10 +21,13 @@ RATED_FRAGMENT_S = 0.25  # of a delivery at the rate that its client wants at mo
 class Schedule:
     """What deliveries ask of it, and what operators do. Thread-safe."""
 
-    def __init__(self, book: ScheduleBook, gates: Gates, reader_threads: int) -> None:
+    def __init__(
+        self, book: ScheduleBook, gates: Gates, reader_threads: int, queue_depth: int
+    ) -> None:
+        """`queue_depth`: see `Dispatcher`."""
         self.reader_threads = reader_threads
         self.dispatcher = Dispatcher(
-            reader_threads, Scheduler(book.configuration, time.monotonic())
+            reader_threads, Scheduler(book.configuration, time.monotonic()), queue_depth
         )
         self._book = book
         self._gates = gates

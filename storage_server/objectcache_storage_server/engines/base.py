@@ -215,7 +215,9 @@ class BegunReads(ABC):
         """Nobody wants them any more. They still land, earlier where the engine can have it so."""
 
 
-class _EndedReads(BegunReads):
+class EndedReads(BegunReads):
+    """Reads that have landed, or failed, before they could be waited for."""
+
     def __init__(self, error: ObjectCacheError | None) -> None:
         self._error = error
 
@@ -264,7 +266,7 @@ class OpenObjects(ABC):
             self.read_many(reads, buffer)
         except ObjectCacheError as caught:
             error = caught
-        return _EndedReads(error)
+        return EndedReads(error)
 
     @abstractmethod
     def close(self) -> None:

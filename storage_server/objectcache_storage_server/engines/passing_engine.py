@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-def _passed_on(method: F) -> F:
+def passed_on(method: F) -> F:
     """The inner one's method of this name, called by the wrapper's `call`."""
     name = method.__name__
 
@@ -45,32 +45,32 @@ class PassingEngine(Engine):
         """
         return action()
 
-    create_bucket = _passed_on(Engine.create_bucket)
-    bucket = _passed_on(Engine.bucket)
-    buckets = _passed_on(Engine.buckets)
-    delete_bucket = _passed_on(Engine.delete_bucket)
-    set_layout = _passed_on(Engine.set_layout)
-    set_policy = _passed_on(Engine.set_policy)
-    configure_bucket = _passed_on(Engine.configure_bucket)
-    usage = _passed_on(Engine.usage)
-    stage = _passed_on(Engine.stage)
-    stage_prefix = _passed_on(Engine.stage_prefix)
-    stage_joined = _passed_on(Engine.stage_joined)
-    commit = _passed_on(Engine.commit)
-    copy = _passed_on(Engine.copy)
-    replace_attributes = _passed_on(Engine.replace_attributes)
-    delete = _passed_on(Engine.delete)
-    expire = _passed_on(Engine.expire)
-    stat = _passed_on(Engine.stat)
-    match = _passed_on(Engine.match)
-    open_many = _passed_on(Engine.open_many)
-    read_small = _passed_on(Engine.read_small)
-    scan = _passed_on(Engine.scan)
-    check_room = _passed_on(Engine.check_room)
-    status = _passed_on(Engine.status)
-    totals = _passed_on(Engine.totals)
-    check = _passed_on(Engine.check)
-    pin = _passed_on(Engine.pin)
+    create_bucket = passed_on(Engine.create_bucket)
+    bucket = passed_on(Engine.bucket)
+    buckets = passed_on(Engine.buckets)
+    delete_bucket = passed_on(Engine.delete_bucket)
+    set_layout = passed_on(Engine.set_layout)
+    set_policy = passed_on(Engine.set_policy)
+    configure_bucket = passed_on(Engine.configure_bucket)
+    usage = passed_on(Engine.usage)
+    stage = passed_on(Engine.stage)
+    stage_prefix = passed_on(Engine.stage_prefix)
+    stage_joined = passed_on(Engine.stage_joined)
+    commit = passed_on(Engine.commit)
+    copy = passed_on(Engine.copy)
+    replace_attributes = passed_on(Engine.replace_attributes)
+    delete = passed_on(Engine.delete)
+    expire = passed_on(Engine.expire)
+    stat = passed_on(Engine.stat)
+    match = passed_on(Engine.match)
+    open_many = passed_on(Engine.open_many)
+    read_small = passed_on(Engine.read_small)
+    scan = passed_on(Engine.scan)
+    check_room = passed_on(Engine.check_room)
+    status = passed_on(Engine.status)
+    totals = passed_on(Engine.totals)
+    check = passed_on(Engine.check)
+    pin = passed_on(Engine.pin)
 
     @contextlib.contextmanager
     def scanning(

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from objectcache_schemas.errors import Busy, DamagedData
+from objectcache_schemas.errors import Busy, DamagedData, ObjectCacheError
 from objectcache_schemas.operators.engine_status import EngineStatus
 from objectcache_schemas.records import Condition, ObjectAttributes, ObjectInfo
 from objectcache_storage_server.engines.base import (
@@ -112,6 +112,7 @@ class BlobEngine(CatalogEngine[BlobVersion], BlobReader):
             key,
             checksum_block_bytes,
             self.deadline_s,
+            self._remove,
             self._staged.discard,
         )
         self._staged.add(staged)
@@ -182,8 +183,14 @@ class BlobEngine(CatalogEngine[BlobVersion], BlobReader):
         self.store.flush(numbers, self.deadline_s())
 
     def _remove(self, numbers: Sequence[int]) -> None:
+        """Delete blobs that nobody names. Where that fails they stay: nothing is said about it to
+        whoever stored, deleted or read something, which has succeeded.
+        """
         if numbers:
-            self.store.delete(numbers, self.deadline_s())
+            try:
+                self.store.delete(numbers, self.deadline_s())
+            except ObjectCacheError as error:
+                log.warning("%d blobs stay until the next start: %s", len(numbers), error)
 
     def _hash_stored(self, version: BlobVersion, block_bytes: int) -> array[int]:
         """Checksums of a stored version's blocks of another size, from bytes that match their own.

@@ -108,8 +108,8 @@ class BlobStore(ABC):
     def delete(self, numbers: Iterable[int], deadline_s: float) -> None:
         """Remove blobs, complete or not, that may be gone already. Works where there is no space.
 
-        Who has one open reads on, from here or for as long as the store keeps what is deleted. What
-        cannot be removed now stays, is logged, and is swept when an engine opens.
+        Who has one open reads on, from here or for as long as the store keeps what is deleted.
+        Raises `Unavailable`; what was not removed is swept when an engine opens.
         """
 
     # --- reading ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from objectcache_storage_server.engines.blobs.blob_store import BlobStore
 from objectcache_storage_server.engines.block_checksums import (
@@ -25,10 +25,11 @@ class StagedBlob(FinishedStaged):
         key: str,
         checksum_block_bytes: int,
         deadline: Callable[[], float],
+        remove: Callable[[Sequence[int]], None],
         on_end: Callable[[StagedBlob], None],
     ) -> None:
-        """`deadline` is that of a call that begins now. `on_end` is called once, when the blob is
-        stored or discarded.
+        """`deadline` is that of a call that begins now; `remove` deletes blobs and raises nothing.
+        `on_end` is called once, when the blob is stored or discarded.
         """
         self.bucket = bucket
         self.key = key
@@ -37,6 +38,7 @@ class StagedBlob(FinishedStaged):
         self.blob_number = blob_number
         self._store = store
         self._deadline = deadline
+        self._remove = remove
         self._on_end = on_end
         self._checksums = array("Q")
         self._written_bytes = 0
@@ -57,7 +59,7 @@ class StagedBlob(FinishedStaged):
 
     def discard(self) -> None:
         if self._is_open:
-            self._store.delete([self.blob_number], self._deadline())
+            self._remove([self.blob_number])
             self.keep()
 
     def keep(self) -> None:

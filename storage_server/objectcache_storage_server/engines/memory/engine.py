@@ -14,6 +14,8 @@ from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.memory.memory_blobs import MemoryBlobStore
 from objectcache_storage_server.engines.memory.memory_catalog import MemoryCatalog
 
+OPEN_OBJECTS_MAX = 1_000_000  # an open one costs nothing but its entry
+
 
 class MemoryEngine(BlobEngine):
     """Nothing of it outlives the process."""
@@ -21,7 +23,13 @@ class MemoryEngine(BlobEngine):
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._memory = MemoryCatalog()
         super().__init__(
-            "memory", self._memory, MemoryBlobStore(), 0, FlushLatch(), DamageCount(), clock
+            "memory",
+            self._memory,
+            MemoryBlobStore(),
+            OPEN_OBJECTS_MAX,
+            FlushLatch(),
+            DamageCount(),
+            clock,
         )
 
     def __repr__(self) -> str:

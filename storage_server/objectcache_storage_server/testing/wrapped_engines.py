@@ -1,4 +1,4 @@
-"""Engines and blob stores that wrap another one: slower, faulty, or counted."""
+"""Engines that wrap another one: slower, faulty, or counted."""
 
 from __future__ import annotations
 

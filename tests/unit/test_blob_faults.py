@@ -1,0 +1,84 @@
+"""A store that is away for a while: errors are told, and nothing is lost, nor taken for damaged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from objectcache_schemas.errors import Unavailable
+from objectcache_storage_server.engines.blobs.blob_engine import BlobEngine
+from objectcache_storage_server.engines.blobs.blob_store import BlobStore
+from objectcache_storage_server.testing import FaultyBlobStore
+from tests.contract.blob_engines import delayed, files_over, memory_over
+from tests.contract.engine_suite import BUCKET, content, put, read, stored_keys
+
+Open = Callable[[Callable[[BlobStore], BlobStore], Path], BlobEngine]
+OPENINGS: dict[str, Open] = {
+    "memory": lambda wrap, _: memory_over(wrap),
+    "files": files_over,
+}
+
+
+def faulty(engine: BlobEngine) -> FaultyBlobStore:
+    assert isinstance(engine.store, FaultyBlobStore)
+    return engine.store
+
+
+def work(engine: BlobEngine, rng: random.Random, steps: int) -> dict[str, bytes]:
+    """Put, read and delete; returns what was acknowledged last of every key."""
+    acknowledged: dict[str, bytes] = {}
+    for step in range(steps):
+        key = f"key {rng.randrange(8)}"
+        data = content(step, rng.choice([0, 10, 5000, 200_000]))
+        action = rng.choice(["put", "put", "read", "read", "delete"])
+        try:
+            if action == "put":
+                put(engine, key, data)
+                acknowledged[key] = data
+            elif action == "delete":
+                engine.delete(BUCKET.name, [key])
+                acknowledged.pop(key, None)
+            else:
+                assert read(engine, key) == acknowledged.get(key)
+        except Unavailable:
+            continue
+    return acknowledged
+
+
+@pytest.mark.parametrize("is_delayed", [False, True])
+@pytest.mark.parametrize("kind", OPENINGS)
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_acknowledged_is_lost_and_nothing_is_taken_for_damaged(
+    kind: str, seed: int, is_delayed: bool, tmp_path: Path
+) -> None:
+    def wrap(store: BlobStore) -> BlobStore:
+        return FaultyBlobStore(delayed(store) if is_delayed else store, seed, fault_rate=0.0)
+
+    engine = OPENINGS[kind](wrap, tmp_path / "store")
+    engine.create_bucket(BUCKET)
+    faulty(engine).fault_rate = 0.2
+    acknowledged = work(engine, random.Random(seed), 200)
+    assert faulty(engine).fault_count > 20
+    faulty(engine).fault_rate = 0.0
+    assert engine.damaged_count == 0
+    assert stored_keys(engine) == sorted(acknowledged)
+    assert {key: read(engine, key) for key in acknowledged} == acknowledged
+    engine.close()
+
+
+def test_blobs_that_could_not_be_deleted_are_swept_when_the_engine_opens(tmp_path: Path) -> None:
+    engine = files_over(lambda store: FaultyBlobStore(store, 1, fault_rate=0.0), tmp_path)
+    engine.create_bucket(BUCKET)
+    put(engine, "kept", b"data")
+    for number in range(20):
+        put(engine, f"{number}", b"gone")
+    faulty(engine).fault_rate = 1.0
+    assert engine.delete(BUCKET.name, [f"{number}" for number in range(20)]) == 20
+    engine.close()
+    again = files_over(lambda store: store, tmp_path)
+    assert len(again.store.sizes()) == 1
+    assert read(again, "kept") == b"data"
+    again.close()
