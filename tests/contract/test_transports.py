@@ -24,12 +24,12 @@ from objectcache_fabrics.nixl.fabric import NixlFabric
 from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
 from objectcache_schemas.messages.sessions import DeliveryFailure, LayersReady
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.admission.client_pace import ClientPace
-from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import ChunkPlan, plan_chunks

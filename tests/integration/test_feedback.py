@@ -21,10 +21,10 @@ from objectcache.deliveries.feedback import tell_session
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.kv_bucket import KvBucket
 from objectcache.sessions.target_session import TargetSession, own_host_id
+from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.messages.sessions import LayersConsumed
 from objectcache_storage_server.conversations.sessions import Session, SessionServer
-from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.transports.fabrics import Fabrics
 from objectcache_storage_server.transports.targets import TargetRegistry

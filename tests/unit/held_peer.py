@@ -11,9 +11,9 @@ import msgspec
 from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_fabrics.peers import FabricPeer, WriteDone
 from objectcache_fabrics.registered_memory import RemoteMemory
+from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_storage_server.conversations.sessions import Session
-from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.transports.targets import Target, TargetRegistry
 
 ADDRESS = 0x7000_0000

@@ -11,11 +11,11 @@ import pytest
 from objectcache_schemas.errors import Busy
 from objectcache_storage_server.admission.client_pace import (
     TICK_S,
-    WINDOW_S,
     ClientPace,
     SlowClients,
     watch,
 )
+from objectcache_storage_server.admission.judge_clients import WINDOW_S
 
 RATE = 1000
 

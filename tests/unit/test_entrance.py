@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
+from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_runtime.settings import SchedulerSettings, Settings, StorageSettings
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_storage_server.admission.entrance import Entrance
-from objectcache_storage_server.conversations.sockets import ConnectionEnded
 
 LONG_S = 1000.0
 

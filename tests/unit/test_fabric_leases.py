@@ -14,13 +14,13 @@ import pytest
 
 from objectcache_gateway.buffer_path.fabric_target import FabricTarget
 from objectcache_gateway.storage.storage_connection import StorageConnection
+from objectcache_runtime.networking.stream_socket import ConnectionEnded, StreamSocket
 from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, NotFound, ObjectCacheError
 from objectcache_schemas.messages.kv import DeliveryEnded
 from objectcache_schemas.messages.leases import EndLease, LeaseTarget, TargetLeased
 from objectcache_schemas.messages.sessions import DeliveryFailure
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.leases.lend_target import serve_lease
 from objectcache_storage_server.service import Service

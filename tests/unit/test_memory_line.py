@@ -11,6 +11,7 @@ import pytest
 
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_runtime.settings import SchedulerSettings, ServerSettings, Settings
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import KIB, MIB
@@ -19,7 +20,6 @@ from objectcache_schemas.messages.reads import ObjectOpened, OpenObject, SendBod
 from objectcache_storage_server.admission.entrance import Gone
 from objectcache_storage_server.admission.memory_line import MemoryGrants, MemoryWish, SharedMemory
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sockets import ConnectionEnded
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.s3.object_gets import serve_object
 from objectcache_storage_server.service import Service

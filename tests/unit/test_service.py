@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
@@ -35,7 +36,6 @@ from objectcache_storage_server.admission.client_pace import ClientPace
 from objectcache_storage_server.connections.server import StorageServer
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.sessions import Session
-from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.deliveries.prefix_gets import serve_kv_get
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.memory.engine import MemoryEngine

@@ -13,9 +13,9 @@ import pytest
 from objectcache_fabrics.staged_moves import StagedMoves
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.buffers import MemoryGrant
+from objectcache_runtime.networking.stream_socket import ConnectionEnded, StreamSocket
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DeliveryFailed, NotFound
-from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.transports.targets import Lease, TargetRegistry
 from tests.unit.held_peer import HeldPeer, QuietSession
 

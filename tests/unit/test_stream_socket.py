@@ -14,13 +14,13 @@ import msgspec
 import pytest
 import uvloop
 
-from objectcache_schemas.messages.buckets import GetBucket
-from objectcache_schemas.messages.frames import LENGTH, encode_frame
-from objectcache_storage_server.conversations.sockets import (
+from objectcache_runtime.networking.stream_socket import (
     RECEIVE_BYTES,
     ConnectionEnded,
     StreamSocket,
 )
+from objectcache_schemas.messages.buckets import GetBucket
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
 
 DECODER = msgspec.msgpack.Decoder(GetBucket)
 

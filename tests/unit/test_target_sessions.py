@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from objectcache_fabrics.peers import FabricPeer
+from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import AccessDenied, DeliveryFailed, WireError
 from objectcache_schemas.messages.frames import LENGTH, encode_frame
@@ -41,7 +42,6 @@ from objectcache_storage_server.conversations.sessions import (
     Session,
     SessionServer,
 )
-from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.transports.fabrics import Fabrics
 from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from objectcache_runtime.networking.stream_socket import ConnectionEnded, StreamSocket
 from objectcache_runtime.settings import ServerSettings, Settings
 from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
@@ -31,7 +32,6 @@ from objectcache_schemas.messages.frames import LENGTH
 from objectcache_schemas.messages.kv import KvPut, KvStored
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.engines.base import PrefixShape, Staged, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.engines.memory.engine import MemoryEngine

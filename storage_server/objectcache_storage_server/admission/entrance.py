@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from objectcache_runtime.first_of import first_of
+from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import ObjectCacheError, Unavailable
 from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_storage_server.admission.delivery_turns import Admission, AdmissionLimits, Waiting
-from objectcache_storage_server.conversations.sockets import ConnectionEnded
 
 DRAINED_RETRY_S = 5.0
 Gone = Callable[[], Coroutine[Any, Any, None]]  # returns when whoever asks has left

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from objectcache_runtime.first_of import first_of
+from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_schemas.errors import Busy
 from objectcache_storage_server.admission.entrance import Gone, stopping
 from objectcache_storage_server.admission.fair_line import FairLine, Scarce, Turn
-from objectcache_storage_server.conversations.sockets import ConnectionEnded
 
 W = TypeVar("W")
 

@@ -7,6 +7,7 @@ import logging
 
 import msgspec
 
+from objectcache_runtime.networking.stream_socket import ConnectionEnded, StreamSocket
 from objectcache_schemas.conversations import GatewayRequest
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.messages.frames import FrameError
@@ -15,7 +16,6 @@ from objectcache_schemas.messages.message import PROTOCOL_VERSION, REQUESTS, Cha
 from objectcache_storage_server.admission.entrance import drained
 from objectcache_storage_server.connections.handlers import HANDLERS
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.service import Service
 
 HELLO_TIMEOUT_S = 10.0

@@ -14,6 +14,7 @@ from pathlib import Path
 from objectcache_runtime.first_of import end
 from objectcache_runtime.networking.listening import HostPort, open_listeners, port_of
 from objectcache_runtime.networking.socket_paths import check_socket_path
+from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_runtime.networking.tls import (
     ReloadingContext,
     certificate_files,
@@ -24,7 +25,6 @@ from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_storage_server.connections.gateway_connection import GatewayConnection
 from objectcache_storage_server.connections.newcomers import Newcomers
-from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.deliveries.session_gets import serve_session_get
 from objectcache_storage_server.service import Service
 

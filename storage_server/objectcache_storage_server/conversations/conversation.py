@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_schemas.conversations import BodyChoice, PutEnd
 from objectcache_schemas.messages.leases import EndLease
-from objectcache_storage_server.conversations.sockets import StreamSocket
 
 _BODY_CHOICE = msgspec.msgpack.Decoder(BodyChoice)
 _PUT_END = msgspec.msgpack.Decoder(PutEnd)

@@ -21,6 +21,7 @@ from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_runtime.fair_shares import FairShares
 from objectcache_runtime.first_of import end, first_done
 from objectcache_runtime.message_pace import MessagePace
+from objectcache_runtime.networking.stream_socket import ConnectionEnded, StreamSocket
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import (
@@ -51,7 +52,6 @@ from objectcache_schemas.messages.sessions import (
     TargetRequest,
 )
 from objectcache_storage_server.conversations.fabric_threads import FabricThreads
-from objectcache_storage_server.conversations.sockets import ConnectionEnded, StreamSocket
 from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.transports.fabrics import NIXL, Fabrics
 from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry

@@ -10,13 +10,13 @@ import time
 from contextlib import ExitStack
 
 from objectcache_runtime.first_of import end, first_done
+from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_schemas.conversations import BodyChoice
 from objectcache_schemas.errors import Busy, DeliveryFailed, InvalidRequest
 from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.reads import BodySent, SendBody
 from objectcache_storage_server.admission.gates import BodyMemory
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.plan import Plan
 from objectcache_storage_server.deliveries.running_delivery import (

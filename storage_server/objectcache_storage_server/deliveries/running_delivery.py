@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from objectcache_runtime.first_of import first_of
+from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import Busy, DeliveryFailed
@@ -17,7 +18,6 @@ from objectcache_schemas.messages.kv import DeliveryAccepted
 from objectcache_storage_server.admission.entrance import stopping
 from objectcache_storage_server.admission.gates import BodyMemory
 from objectcache_storage_server.conversations.conversation import Asker
-from objectcache_storage_server.conversations.sockets import ConnectionEnded
 from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
 from objectcache_storage_server.deliveries.delivery_path import is_body
 from objectcache_storage_server.deliveries.get_means import GetMeans

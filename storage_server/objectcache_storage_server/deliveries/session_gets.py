@@ -13,6 +13,7 @@ import time
 import msgspec
 
 from objectcache_runtime.logs import log_fields
+from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, WireError
@@ -20,7 +21,6 @@ from objectcache_schemas.messages.kv import DeliveryAccepted, DeliveryEnded, KvG
 from objectcache_schemas.messages.sessions import GetBegun, GetEnded, GetPrefix
 from objectcache_storage_server.conversations.conversation import Asker
 from objectcache_storage_server.conversations.sessions import Session
-from objectcache_storage_server.conversations.sockets import ConnectionEnded
 from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.prefix_gets import serve_get
 

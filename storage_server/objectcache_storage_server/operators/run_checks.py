@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from objectcache_runtime.first_of import first_done
+from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.operators.engine_status import (
     CheckEnded,
@@ -21,7 +22,6 @@ from objectcache_schemas.operators.engine_status import (
 )
 from objectcache_storage_server.admission.gates import Gates
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sockets import ConnectionEnded
 from objectcache_storage_server.engines.engine_calls import EngineCalls
 
 CHECK_RETRY_AFTER_S = 60.0  # a check reads the whole store

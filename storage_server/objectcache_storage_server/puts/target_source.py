@@ -11,11 +11,11 @@ import asyncio
 from abc import ABC, abstractmethod
 
 from objectcache_runtime.first_of import end
+from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.conversations.sockets import ConnectionEnded
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.puts.store_means import StoreMeans

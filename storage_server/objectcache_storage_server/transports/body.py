@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 
 from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_storage_server.admission.client_pace import ClientPace
-from objectcache_storage_server.conversations.sockets import StreamSocket
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 
