@@ -35,7 +35,7 @@ BACKLOG = 16
 Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
 
 
-class LogLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProcessLogLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of PUT /log-level, and its answer."""
 
     level: str
@@ -136,11 +136,11 @@ class Control:
         if (request.content_length or 0) > BODY_BYTES_MAX:
             raise InvalidRequest(f"the body is over {BODY_BYTES_MAX} bytes")
         try:
-            asked = msgspec.json.decode(await request.read(), type=LogLevel)
+            asked = msgspec.json.decode(await request.read(), type=ProcessLogLevel)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"the body must be like {{'level': 'debug'}}: {error}") from error
         set_log_level(asked.level)
-        return _json(LogLevel(log_level()))
+        return _json(ProcessLogLevel(log_level()))
 
     def __repr__(self) -> str:
         return f"<Control {self._path}>"

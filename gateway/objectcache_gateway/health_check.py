@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from objectcache_gateway.answering.http_exchange import Exchange
-from objectcache_gateway.request.addressing import Target
+from objectcache_gateway.request.addressing import RequestTarget
 from objectcache_schemas.errors import Busy, ObjectCacheError
 from objectcache_schemas.operators.server_state import GetHealth, Health
 
@@ -23,7 +23,7 @@ PATH = "/healthz"
 KEPT_S = 1.0
 
 
-def is_health_check(request: web.BaseRequest, target: Target) -> bool:
+def is_health_check(request: web.BaseRequest, target: RequestTarget) -> bool:
     """Whether a request asks for the health."""
     return (
         request.method in ("GET", "HEAD")

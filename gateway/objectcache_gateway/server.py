@@ -18,9 +18,9 @@ from objectcache_gateway.access.authorizer import Authorizer
 from objectcache_gateway.access.bucket_cache import BucketCache
 from objectcache_gateway.access.directory import AccessDirectory
 from objectcache_gateway.access.permissions import NOBODY, Caller
+from objectcache_gateway.answering.buffer_path_memory import BufferPathMemory
 from objectcache_gateway.answering.document_memory import DocumentMemory
 from objectcache_gateway.answering.http_exchange import Asked, Exchange, request_head
-from objectcache_gateway.answering.staging_memory import StagingMemory
 from objectcache_gateway.audit.access_log import log_access
 from objectcache_gateway.audit.audit_log import open_audit_log
 from objectcache_gateway.client_connection import ClientConnection, HttpServer
@@ -35,7 +35,7 @@ from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts
 from objectcache_gateway.refused_headers import check_headers, refuse_preflight
 from objectcache_gateway.request.addressing import (
-    Target,
+    RequestTarget,
     check_authority,
     resolve_address,
     split_target,
@@ -155,7 +155,7 @@ class Gateway:
             lambda request: self._storage.call(request, RequestsTaken)
         )
         self._health = HealthCheck(lambda request: self._storage.call(request, Health))
-        self._staging = StagingMemory()
+        self._staging = BufferPathMemory()
         self._documents = DocumentMemory(settings)
         self._requests_in_flight = 0
         self._places = RequestPlaces[_Flight](gateway.requests_in_flight_max)
@@ -363,7 +363,7 @@ class Gateway:
             is_signed = exchange.asked is not None and bool(exchange.authenticated.access_key)
             connection.request_ends(stays_known=is_signed)
 
-    async def _caller(self, exchange: Exchange, target: Target) -> Caller:
+    async def _caller(self, exchange: Exchange, target: RequestTarget) -> Caller:
         """Who asks. Until the accounts are known only the root key is; others wait a little."""
         try:
             return self._authenticate(exchange, target)
@@ -380,7 +380,7 @@ class Gateway:
         exchange.permit(access)
         await self._allowances.spend_of_bucket(access.bucket)
 
-    def _authenticate(self, exchange: Exchange, target: Target) -> Caller:
+    def _authenticate(self, exchange: Exchange, target: RequestTarget) -> Caller:
         """Establish what is asked and who asks."""
         head = request_head(exchange.request, target.raw_path, target.raw_query)
         host = head.header("host") or ""

@@ -27,7 +27,7 @@ from objectcache_runtime.setting_values import (
     one_of,
     text_like,
 )
-from objectcache_runtime.usable_paths import PATH_USE, PathUse, check_path, used_as
+from objectcache_runtime.usable_paths import PATH_USE, FileUse, check_path, used_as
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN, GIB, KIB, MIB, Limits, Positive
 from objectcache_schemas.policy_names import EVERY_EPOCH, POLICIES, RATES
@@ -70,12 +70,12 @@ class ServerSettings(_Settings, frozen=True):
 
     data_dir: Annotated[
         str,
-        used_as(PathUse.KEPT_DIRECTORY),
+        used_as(FileUse.KEPT_DIRECTORY),
         _doc("directory of the objects, the index and the credentials"),
     ] = ""
     run_dir: Annotated[
         str,
-        used_as(PathUse.KEPT_DIRECTORY),
+        used_as(FileUse.KEPT_DIRECTORY),
         _doc("directory of the sockets between processes; default DATA_DIR/run"),
     ] = ""
     storage_address: Annotated[
@@ -85,15 +85,15 @@ class ServerSettings(_Settings, frozen=True):
     ] = ""
     tls_certificate: Annotated[
         str,
-        used_as(PathUse.READ_FILE),
+        used_as(FileUse.READ_FILE),
         _doc("PEM file; what this process shows to the other across hosts"),
     ] = ""
     tls_key: Annotated[
-        str, used_as(PathUse.READ_FILE), _doc("PEM file of the certificate's private key")
+        str, used_as(FileUse.READ_FILE), _doc("PEM file of the certificate's private key")
     ] = ""
     tls_ca: Annotated[
         str,
-        used_as(PathUse.READ_FILE),
+        used_as(FileUse.READ_FILE),
         _doc("PEM file of the authorities whose certificates the other process may show"),
     ] = ""
     log_format: Annotated[str, one_of("json", "text"), _doc("how a line of the log is written")] = (
@@ -123,12 +123,12 @@ class GatewaySettings(_Settings, frozen=True):
     ] = 1
     tls_certificate: Annotated[
         str,
-        used_as(PathUse.READ_FILE),
+        used_as(FileUse.READ_FILE),
         _doc("PEM file of the certificate chain; serves HTTPS instead of HTTP"),
     ] = ""
     tls_key: Annotated[
         str,
-        used_as(PathUse.READ_FILE),
+        used_as(FileUse.READ_FILE),
         _doc("PEM file of its private key; default the certificate's file"),
     ] = ""
     tls_reload_s: Annotated[Seconds, _doc("how often the two files are looked at for a change")] = (
@@ -136,7 +136,7 @@ class GatewaySettings(_Settings, frozen=True):
     )
     audit_log: Annotated[
         str,
-        used_as(PathUse.APPENDED_FILE),
+        used_as(FileUse.APPENDED_FILE),
         _doc("file of the audit log in S3's server access log format; none by default"),
     ] = ""
     audit_log_bytes_max: Annotated[
@@ -454,15 +454,15 @@ class AdminSettings(_Settings, frozen=True):
     ] = False
     audit_log: Annotated[
         str,
-        used_as(PathUse.APPENDED_FILE),
+        used_as(FileUse.APPENDED_FILE),
         _doc("file of the admin audit log; default DATA_DIR/admin-audit.log"),
     ] = ""
     tls_certificate: Annotated[
-        str, used_as(PathUse.READ_FILE), _doc("PEM file; serves HTTPS instead of HTTP")
+        str, used_as(FileUse.READ_FILE), _doc("PEM file; serves HTTPS instead of HTTP")
     ] = ""
     tls_key: Annotated[
         str,
-        used_as(PathUse.READ_FILE),
+        used_as(FileUse.READ_FILE),
         _doc("PEM file of its private key; default the certificate's file"),
     ] = ""
     tenants_in_metrics_max: Annotated[
@@ -524,7 +524,7 @@ class SchedulerSettings(_Settings, frozen=True):
     ] = 10.0
     profiles_dir: Annotated[
         str,
-        used_as(PathUse.READ_DIRECTORY),
+        used_as(FileUse.READ_DIRECTORY),
         _doc("directory of compute profiles, MODEL.csv each; default DATA_DIR/profiles"),
     ] = ""
     traces_kept: Annotated[
@@ -675,7 +675,7 @@ def check_paths(settings: Settings, *sections: str) -> None:
         section = name.partition(".")[0]
         text: object = getattr(getattr(settings, section), field.name)
         use = declared(field.type, PATH_USE)
-        if section in sections and isinstance(use, PathUse) and isinstance(text, str) and text:
+        if section in sections and isinstance(use, FileUse) and isinstance(text, str) and text:
             check_path(name, text, use)
 
 

@@ -16,10 +16,10 @@ import msgspec
 
 from objectcache_schemas.errors import InvalidRequest
 
-PATH_USE = "path_use"  # under which a declaration carries its `PathUse`
+PATH_USE = "path_use"  # under which a declaration carries its `FileUse`
 
 
-class PathUse(Enum):
+class FileUse(Enum):
     """What is done with the path of a setting."""
 
     KEPT_DIRECTORY = "made where it is missing, read and written"
@@ -28,12 +28,12 @@ class PathUse(Enum):
     READ_FILE = "read"
 
 
-def used_as(use: PathUse) -> msgspec.Meta:
+def used_as(use: FileUse) -> msgspec.Meta:
     """The declaration of a setting that is a path, or empty."""
     return msgspec.Meta(extra={PATH_USE: use})
 
 
-def check_path(name: str, text: str, use: PathUse) -> None:
+def check_path(name: str, text: str, use: FileUse) -> None:
     """Raises `InvalidRequest` where the path of the setting `name` cannot be used like this."""
     path = Path(text).absolute()
     try:
@@ -46,15 +46,15 @@ def check_path(name: str, text: str, use: PathUse) -> None:
         raise InvalidRequest(f"{name} is {path}: {fault}")
 
 
-def _fault(path: Path, use: PathUse) -> str:
+def _fault(path: Path, use: FileUse) -> str:
     match use:
-        case PathUse.KEPT_DIRECTORY:
+        case FileUse.KEPT_DIRECTORY:
             return _directory_fault(path, os.R_OK | os.W_OK | os.X_OK, may_be_made=True)
-        case PathUse.READ_DIRECTORY:
+        case FileUse.READ_DIRECTORY:
             return _directory_fault(path, os.R_OK | os.X_OK, may_be_made=False)
-        case PathUse.APPENDED_FILE:
+        case FileUse.APPENDED_FILE:
             return _appended_fault(path)
-        case PathUse.READ_FILE:
+        case FileUse.READ_FILE:
             return _read_fault(path)
 
 

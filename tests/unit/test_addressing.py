@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from objectcache_gateway.request.addressing import (
     Address,
-    Target,
+    RequestTarget,
     check_authority,
     check_bucket_name,
     decode_key,
@@ -25,16 +25,16 @@ DOMAINS = ("localhost", "s3.example.com")
 @pytest.mark.parametrize(
     ("target", "split"),
     [
-        ("/", Target("/", "")),
-        ("/b/k?x=%2F&y", Target("/b/k", "x=%2F&y")),
-        ("//k", Target("//k", "")),
-        ("/b/k?a?b", Target("/b/k", "a?b")),
-        ("http://h:1/b/k?x", Target("/b/k", "x", "h:1")),
-        ("HTTP://h", Target("/", "", "h")),
-        ("http://h?x", Target("/", "x", "h")),
+        ("/", RequestTarget("/", "")),
+        ("/b/k?x=%2F&y", RequestTarget("/b/k", "x=%2F&y")),
+        ("//k", RequestTarget("//k", "")),
+        ("/b/k?a?b", RequestTarget("/b/k", "a?b")),
+        ("http://h:1/b/k?x", RequestTarget("/b/k", "x", "h:1")),
+        ("HTTP://h", RequestTarget("/", "", "h")),
+        ("http://h?x", RequestTarget("/", "x", "h")),
     ],
 )
-def test_a_target_comes_apart(target: str, split: Target) -> None:
+def test_a_target_comes_apart(target: str, split: RequestTarget) -> None:
     assert split_target(target) == split
 
 
@@ -45,10 +45,10 @@ def test_other_forms_of_target_are_refused(target: str) -> None:
 
 
 def test_an_absolute_target_must_name_the_signed_host() -> None:
-    check_authority(Target("/", "", "Host:1"), "host:1")
-    check_authority(Target("/", ""), "anything")
+    check_authority(RequestTarget("/", "", "Host:1"), "host:1")
+    check_authority(RequestTarget("/", ""), "anything")
     with pytest.raises(InvalidRequest):
-        check_authority(Target("/", "", "other:1"), "host:1")
+        check_authority(RequestTarget("/", "", "other:1"), "host:1")
 
 
 @pytest.mark.parametrize(

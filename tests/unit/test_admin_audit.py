@@ -15,7 +15,7 @@ from objectcache_gateway.admin.serving.change_audit import (
     LEFT_OUT,
     LINE_BYTES_MAX,
     SECRET_FIELDS,
-    AuditLog,
+    ChangeAudit,
     audit_line,
     without_secrets,
 )
@@ -97,7 +97,7 @@ def test_every_field_that_sounds_like_a_secret_is_known_as_one() -> None:
 
 def test_lines_are_appended_and_a_renamed_file_is_begun_anew(tmp_path: Path) -> None:
     file = tmp_path / "audit.log"
-    log = AuditLog(file, 1 << 20, 2)
+    log = ChangeAudit(file, 1 << 20, 2)
     log.write(b"one\n")
     file.rename(tmp_path / "audit.log.old")
     log.write(b"two\n")
@@ -110,7 +110,7 @@ def test_lines_are_appended_and_a_renamed_file_is_begun_anew(tmp_path: Path) -> 
 def test_a_line_that_cannot_be_written_is_logged_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = AuditLog(tmp_path / "absent" / "audit.log", 1 << 20, 2)
+    log = ChangeAudit(tmp_path / "absent" / "audit.log", 1 << 20, 2)
     with caplog.at_level(logging.ERROR):
         log.write(b"secret\n")
     assert log.lost_lines == 1

@@ -5,7 +5,7 @@ from email.utils import formatdate
 import pytest
 
 from objectcache_gateway.request.conditions import (
-    Outcome,
+    ConditionOutcome,
     check_copy_source,
     evaluate_read,
     range_applies,
@@ -21,7 +21,11 @@ BEFORE = formatdate(MODIFIED_S - 10, usegmt=True)
 SAME = formatdate(int(MODIFIED_S), usegmt=True)
 AFTER = formatdate(MODIFIED_S + 10, usegmt=True)
 
-PROCEED, NOT_MODIFIED, FAILED = Outcome.PROCEED, Outcome.NOT_MODIFIED, Outcome.FAILED
+PROCEED, NOT_MODIFIED, FAILED = (
+    ConditionOutcome.PROCEED,
+    ConditionOutcome.NOT_MODIFIED,
+    ConditionOutcome.FAILED,
+)
 
 CASES = [
     ({}, PROCEED),
@@ -60,12 +64,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("headers", "outcome"), CASES)
-def test_a_read_under_conditions(headers: dict[str, str], outcome: Outcome) -> None:
+def test_a_read_under_conditions(headers: dict[str, str], outcome: ConditionOutcome) -> None:
     assert evaluate_read(make_head("GET", "/b/k", headers), ETAG, MODIFIED_S) is outcome
 
 
 @pytest.mark.parametrize(("headers", "outcome"), CASES)
-def test_a_copy_goes_on_where_a_read_would(headers: dict[str, str], outcome: Outcome) -> None:
+def test_a_copy_goes_on_where_a_read_would(
+    headers: dict[str, str], outcome: ConditionOutcome
+) -> None:
     copy_headers = {f"x-amz-copy-source-{name}": value for name, value in headers.items()}
     head = make_head("PUT", "/b/k", copy_headers)
     assert evaluate_read(head, ETAG, MODIFIED_S) is PROCEED
@@ -84,7 +90,7 @@ def test_a_copy_goes_on_where_a_read_would(headers: dict[str, str], outcome: Out
         ("Tue Nov 14 22:13:19 2023", PROCEED),
     ],
 )
-def test_the_two_obsolete_forms_of_dates_are_read(date: str, outcome: Outcome) -> None:
+def test_the_two_obsolete_forms_of_dates_are_read(date: str, outcome: ConditionOutcome) -> None:
     head = make_head("GET", "/b/k", {"if-modified-since": date})
     assert evaluate_read(head, ETAG, MODIFIED_S) is outcome
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from objectcache_gateway.buffer_path.fabric_target import FabricTarget
+from objectcache_gateway.buffer_path.fabric_target import FabricStagedTarget
 from objectcache_gateway.storage.storage_connection import StorageConnection
 from objectcache_runtime.networking.stream_socket import ConnectionEnded, StreamSocket
 from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
@@ -101,7 +101,7 @@ async def filling(*, is_prompt: bool) -> AsyncGenerator[Filled]:
                 serve_lease(stage.service.gets, stage.talk, stage.request)
             )
             await stage.lease.receive(TargetLeased)
-            target = FabricTarget(stage.lease, PAYLOAD_BYTES, FIRST_LAYER, DEADLINE_S)
+            target = FabricStagedTarget(stage.lease, PAYLOAD_BYTES, FIRST_LAYER, DEADLINE_S)
             piece = memoryview(bytearray(100_000))
             yield Filled(stage, serving, asyncio.create_task(target.fill(stage.body, piece)))
     finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from objectcache_gateway.answering.staging_memory import StagingMemory
+from objectcache_gateway.answering.buffer_path_memory import BufferPathMemory
 from objectcache_gateway.buffer_path.leased_target import LeasedMemory, StagedTarget
 from objectcache_gateway.storage.storage_connection import StorageConnection
 from objectcache_schemas.errors import Busy, DeliveryFailed, NotFound, Unavailable, WireError
@@ -88,7 +88,7 @@ async def stage() -> AsyncGenerator[Stage]:
     lease.idle = False  # as TargetLeased leaves it
     peers = [Peer(connected) for connected in theirs]
     target = StagedTarget(lease, memory, FIRST_LAYER, BOUND_S)
-    with StagingMemory().piece(PAYLOAD_BYTES, "a") as piece:
+    with BufferPathMemory().piece(PAYLOAD_BYTES, "a") as piece:
         filling = asyncio.create_task(target.fill(body, piece))
         try:
             async with asyncio.timeout(BOUND_S):
@@ -187,7 +187,7 @@ async def test_a_cancelled_filling_says_so_by_leaving_its_connections_in_use() -
 
 
 def test_a_tenant_with_its_share_of_the_pieces_is_told_to_slow_down_and_others_are_not() -> None:
-    staging = StagingMemory(pieces_max=4)
+    staging = BufferPathMemory(pieces_max=4)
     with ExitStack() as taken:
         sizes = (1000, 1 << 30, 1)
         pieces = [taken.enter_context(staging.piece(size, "a")) for size in sizes]
@@ -197,9 +197,9 @@ def test_a_tenant_with_its_share_of_the_pieces_is_told_to_slow_down_and_others_a
         taken.enter_context(staging.piece(1, "b"))
         with pytest.raises(Busy, match="4 deliveries are staged in the gateway, 0 of them"):
             taken.enter_context(staging.piece(1, "c"))
-        assert repr(staging) == "<StagingMemory 4/4 in use, 256 KiB each>"
+        assert repr(staging) == "<BufferPathMemory 4/4 in use, 256 KiB each>"
     with staging.piece(1, "c"):
-        assert repr(staging) == "<StagingMemory 1/4 in use, 256 KiB each>"
+        assert repr(staging) == "<BufferPathMemory 1/4 in use, 256 KiB each>"
 
 
 def test_a_part_that_a_file_does_not_hold_is_not_mapped() -> None:

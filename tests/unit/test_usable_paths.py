@@ -12,16 +12,16 @@ import pytest
 
 from objectcache_runtime.setting_values import declared
 from objectcache_runtime.settings import check_paths, each_setting, load_settings
-from objectcache_runtime.usable_paths import PATH_USE, PathUse, check_path
+from objectcache_runtime.usable_paths import PATH_USE, FileUse, check_path
 from objectcache_schemas.errors import InvalidRequest
 
 USES = {
     name: use
     for name, field in each_setting()
-    if isinstance(use := declared(field.type, PATH_USE), PathUse)
+    if isinstance(use := declared(field.type, PATH_USE), FileUse)
 }
 ANOTHER_USER = 65_534
-DIRECTORIES = (PathUse.KEPT_DIRECTORY, PathUse.READ_DIRECTORY)
+DIRECTORIES = (FileUse.KEPT_DIRECTORY, FileUse.READ_DIRECTORY)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def as_another_user() -> Iterator[None]:
         os.seteuid(own)
 
 
-def fault(path: Path, use: PathUse) -> str:
+def fault(path: Path, use: FileUse) -> str:
     with pytest.raises(InvalidRequest) as caught:
         check_path("a.setting", str(path), use)
     assert caught.value.message.startswith(f"a.setting is {path}: ")
@@ -57,7 +57,7 @@ def test_every_path_of_the_settings_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("use", DIRECTORIES)
-def test_a_file_is_no_directory_and_nothing_lies_below_it(use: PathUse, tmp_path: Path) -> None:
+def test_a_file_is_no_directory_and_nothing_lies_below_it(use: FileUse, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     assert fault(file, use) == "it is a file; name a directory, or move what is there away"
@@ -65,24 +65,24 @@ def test_a_file_is_no_directory_and_nothing_lies_below_it(use: PathUse, tmp_path
     assert below == f"{file} is a file, and nothing can lie below it; name another path"
 
 
-@pytest.mark.parametrize("use", PathUse)
-def test_a_link_to_nothing_is_told_with_its_target(use: PathUse, tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", FileUse)
+def test_a_link_to_nothing_is_told_with_its_target(use: FileUse, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("nowhere")
     assert "is a link to nowhere, which is not there" in fault(link, use)
     assert "is a link to nowhere, which is not there" in fault(link / "below", use)
 
 
-@pytest.mark.parametrize("use", [PathUse.APPENDED_FILE, PathUse.READ_FILE])
-def test_a_directory_is_no_file(use: PathUse, tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", [FileUse.APPENDED_FILE, FileUse.READ_FILE])
+def test_a_directory_is_no_file(use: FileUse, tmp_path: Path) -> None:
     assert "it is a directory; name a file" in fault(tmp_path, use)
 
 
 def test_what_is_read_must_be_there_and_what_is_appended_to_must_have_a_directory(
     tmp_path: Path,
 ) -> None:
-    assert fault(tmp_path / "absent.pem", PathUse.READ_FILE) == "there is no such file"
-    words = fault(tmp_path / "no" / "log", PathUse.APPENDED_FILE)
+    assert fault(tmp_path / "absent.pem", FileUse.READ_FILE) == "there is no such file"
+    words = fault(tmp_path / "no" / "log", FileUse.APPENDED_FILE)
     assert words == f"there is no directory {tmp_path / 'no'}; make it, or name a file elsewhere"
 
 
@@ -94,16 +94,16 @@ def test_what_another_user_owns_is_told_with_the_remedy(shared_folder: Path) -> 
     with as_another_user():
         user = f"user {os.geteuid()} may not"
         own = "change its owner or its mode, or name another path"
-        assert fault(closed, PathUse.KEPT_DIRECTORY) == (
+        assert fault(closed, FileUse.KEPT_DIRECTORY) == (
             f"{user} read or write or enter {closed}; {own}"
         )
-        assert fault(ours, PathUse.KEPT_DIRECTORY) == f"{user} write {ours}; {own}"
-        assert fault(ours / "new", PathUse.KEPT_DIRECTORY) == f"{user} write {ours}; {own}"
-        assert fault(ours / "log", PathUse.APPENDED_FILE) == f"{user} write {ours}; {own}"
-        assert fault(file, PathUse.READ_FILE) == f"{user} read {file}; {own}"
-        assert fault(file, PathUse.APPENDED_FILE) == f"{user} write {file}; {own}"
+        assert fault(ours, FileUse.KEPT_DIRECTORY) == f"{user} write {ours}; {own}"
+        assert fault(ours / "new", FileUse.KEPT_DIRECTORY) == f"{user} write {ours}; {own}"
+        assert fault(ours / "log", FileUse.APPENDED_FILE) == f"{user} write {ours}; {own}"
+        assert fault(file, FileUse.READ_FILE) == f"{user} read {file}; {own}"
+        assert fault(file, FileUse.APPENDED_FILE) == f"{user} write {file}; {own}"
         assert "it cannot be looked at: Permission denied" in fault(
-            closed / "a" / "b", PathUse.READ_DIRECTORY
+            closed / "a" / "b", FileUse.READ_DIRECTORY
         )
     for one in (closed, ours, file):
         one.chmod(0o700)
@@ -114,14 +114,14 @@ def test_what_can_be_used_or_made_is_left_alone(tmp_path: Path) -> None:
     file.touch()
     link.symlink_to(tmp_path)
     for path, use in (
-        (tmp_path, PathUse.KEPT_DIRECTORY),
-        (link, PathUse.KEPT_DIRECTORY),
-        (tmp_path / "a" / "b", PathUse.KEPT_DIRECTORY),
-        (tmp_path / "profiles", PathUse.READ_DIRECTORY),
-        (tmp_path / "log", PathUse.APPENDED_FILE),
-        (file, PathUse.APPENDED_FILE),
-        (Path("/dev/null"), PathUse.APPENDED_FILE),
-        (file, PathUse.READ_FILE),
+        (tmp_path, FileUse.KEPT_DIRECTORY),
+        (link, FileUse.KEPT_DIRECTORY),
+        (tmp_path / "a" / "b", FileUse.KEPT_DIRECTORY),
+        (tmp_path / "profiles", FileUse.READ_DIRECTORY),
+        (tmp_path / "log", FileUse.APPENDED_FILE),
+        (file, FileUse.APPENDED_FILE),
+        (Path("/dev/null"), FileUse.APPENDED_FILE),
+        (file, FileUse.READ_FILE),
     ):
         check_path("a.setting", str(path), use)
     assert sorted(tmp_path.iterdir()) == [file, link]

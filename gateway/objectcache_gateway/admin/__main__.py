@@ -17,7 +17,7 @@ import uvloop
 from objectcache_gateway.admin.api import ROUTES
 from objectcache_gateway.admin.server import AdminServer
 from objectcache_gateway.admin.serving.accounts_view import AccountsView
-from objectcache_gateway.admin.serving.change_audit import AuditLog
+from objectcache_gateway.admin.serving.change_audit import ChangeAudit
 from objectcache_gateway.admin.serving.gateway_processes import GatewayProcesses
 from objectcache_gateway.admin.serving.routes import Reach
 from objectcache_gateway.connections.http_parser import check_parser
@@ -127,7 +127,7 @@ def make_server(settings: Settings, root: RootCredentials, address: StorageAddre
     """The server and what it reaches, not yet listening. Call it within an event loop."""
     storage = StoragePool(address, settings.limits, STORAGE_CONNECTIONS_MAX, STORAGE_TIMEOUT_S)
     gateway = settings.gateway
-    audit_log = AuditLog(
+    audit_log = ChangeAudit(
         audit_file(settings), gateway.audit_log_bytes_max, gateway.audit_log_files_max
     )
     reach = Reach(

@@ -31,7 +31,7 @@ from objectcache_gateway.admin.serving.authentication import (
     signed_asker,
     unauthorized,
 )
-from objectcache_gateway.admin.serving.change_audit import AuditLog, audit_line, without_secrets
+from objectcache_gateway.admin.serving.change_audit import ChangeAudit, audit_line, without_secrets
 from objectcache_gateway.admin.serving.media_types import JSON
 from objectcache_gateway.admin.serving.problems import name_the_server, problem_response
 from objectcache_gateway.admin.serving.read_requests import (
@@ -40,7 +40,7 @@ from objectcache_gateway.admin.serving.read_requests import (
     read_body,
     request_head,
 )
-from objectcache_gateway.admin.serving.routes import Asker, Call, Reach, Route
+from objectcache_gateway.admin.serving.routes import ApiCaller, Call, Reach, Route
 from objectcache_gateway.admin.serving.scopes import covers
 from objectcache_gateway.connections.accept_connections import Acceptor
 from objectcache_gateway.connections.end_connections import ConnectionBound
@@ -68,7 +68,7 @@ class Account:
     """What the audit log will say of one request; filled as it becomes known."""
 
     request_id: str
-    asker: Asker | None = None
+    asker: ApiCaller | None = None
     asked: Mapping[str, Any] = field(default_factory=dict[str, Any])
     refusal: str = ""  # why credentials do not suffice, for the log
 
@@ -77,7 +77,7 @@ class AdminServer:
     """The admin API on a unix socket, and on TCP where it is to listen."""
 
     def __init__(
-        self, reach: Reach, root: RootCredentials, audit_log: AuditLog, routes: tuple[Route, ...]
+        self, reach: Reach, root: RootCredentials, audit_log: ChangeAudit, routes: tuple[Route, ...]
     ) -> None:
         self._reach = reach
         self._root = root
@@ -208,7 +208,7 @@ class AdminServer:
         account.asked = without_secrets(body)
         call = Call(
             self._reach,
-            account.asker or Asker("nobody", ()),
+            account.asker or ApiCaller("nobody", ()),
             {name: request.match_info[name] for name in route.parameter_names},
             body,
             decode_query(request, route.query),
@@ -217,7 +217,7 @@ class AdminServer:
         )
         return _response(route, await _handled(route, call))
 
-    async def _authenticate(self, request: web.Request) -> tuple[Asker, str | None]:
+    async def _authenticate(self, request: web.Request) -> tuple[ApiCaller, str | None]:
         """Who asks, and the SHA-256 of the body where that was signed."""
         authorization = request.headers.get("Authorization")
         if authorization is None:
@@ -243,7 +243,7 @@ class AdminServer:
         cause = error.__cause__
         return cause.code if isinstance(cause, ObjectCacheError) else error.message
 
-    def _peer(self, request: web.Request) -> Asker:
+    def _peer(self, request: web.Request) -> ApiCaller:
         transport = request.transport
         connected = transport.get_extra_info("socket") if transport else None
         if connected is not None and connected.family == socket.AF_UNIX:
@@ -291,7 +291,7 @@ def _check_body(data: bytes, sha256: str, account: Account) -> None:
         raise
 
 
-def _keep(request: web.Request, asker: Asker) -> None:
+def _keep(request: web.Request, asker: ApiCaller) -> None:
     """Whoever has shown good credentials keeps the connection. Raises `Busy` where others have as
     many as there may be.
     """

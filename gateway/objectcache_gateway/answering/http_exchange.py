@@ -12,8 +12,8 @@ from typing import NamedTuple
 from aiohttp import HttpVersion11, web
 
 from objectcache_gateway.access.authorizer import RequestAccess
+from objectcache_gateway.answering.buffer_path_memory import BufferPathMemory
 from objectcache_gateway.answering.document_memory import DocumentMemory, RequestDocument
-from objectcache_gateway.answering.staging_memory import StagingMemory
 from objectcache_gateway.bodies.arrival import ArrivalBudget
 from objectcache_gateway.bodies.body import BodyDecoder
 from objectcache_gateway.request import rdma_request
@@ -82,7 +82,7 @@ class Exchange:
         request: web.BaseRequest,
         settings: Settings,
         storage: StoragePool,
-        staging: StagingMemory,
+        staging: BufferPathMemory,
         documents: DocumentMemory,
         is_draining: Callable[[], bool],
         leave_flight: Callable[[], None] = _nothing,

@@ -17,7 +17,7 @@ from objectcache_schemas.messages.kv import DeliveryEnded
 from objectcache_schemas.messages.leases import EndLease
 
 
-class FabricTarget:
+class FabricStagedTarget:
     """A client's target, leased, which takes its payload as data."""
 
     def __init__(

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 
 from objectcache_gateway.answering.http_exchange import Exchange
-from objectcache_gateway.buffer_path.fabric_target import FabricTarget
+from objectcache_gateway.buffer_path.fabric_target import FabricStagedTarget
 from objectcache_gateway.storage.storage_connection import StorageConnection
 from objectcache_runtime.first_of import ended_after, first_done
 from objectcache_runtime.memory_file_holes import has_holes
@@ -143,7 +143,7 @@ def _copy_error(copying: asyncio.Future[None]) -> WireError | None:
 @asynccontextmanager
 async def leased_target(
     exchange: Exchange, descriptor: Descriptor, payload_bytes: int
-) -> AsyncGenerator[StagedTarget | FabricTarget]:
+) -> AsyncGenerator[StagedTarget | FabricStagedTarget]:
     """Lease the descriptor's target for a payload, and map it where it has a memory file, until the
     end of the block.
 
@@ -158,7 +158,9 @@ async def leased_target(
         request = _lease_request(exchange.identity, descriptor, target, payload_bytes)
         if target.transport != SHARED_MEMORY:
             await leasing.begin(request, TargetLeased, timeout_s=exchange.admission_timeout_s)
-            yield FabricTarget(leasing.connection, payload_bytes, descriptor.first_layer, timeout_s)
+            yield FabricStagedTarget(
+                leasing.connection, payload_bytes, descriptor.first_layer, timeout_s
+            )
             return
         _, file_descriptor = await leasing.begin_with_descriptor(request, TargetLeased)
         memory = _map(file_descriptor, target.offset_bytes, payload_bytes)

@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 
 from objectcache_gateway.metrics.levels import GatewayLevels
-from objectcache_gateway.metrics.request_counts import OperationCell, RequestCounts, TenantCell
+from objectcache_gateway.metrics.request_counts import (
+    OperationCell,
+    RequestCounts,
+    TenantRequestCell,
+)
 from objectcache_runtime.metrics.metric_families import (
     Labelled,
     MetricsPage,
@@ -72,7 +76,7 @@ def _of_operations(cells: list[tuple[str, OperationCell]]) -> Iterator[Metric]:
     )
 
 
-def _of_tenants(cells: list[tuple[str, TenantCell]]) -> Iterator[Metric]:
+def _of_tenants(cells: list[tuple[str, TenantRequestCell]]) -> Iterator[Metric]:
     yield counter(
         "tenant_requests_total",
         "Requests that ended, by tenant and HTTP status.",
@@ -110,7 +114,8 @@ def _of_tenants(cells: list[tuple[str, TenantCell]]) -> Iterator[Metric]:
 
 
 def _hits_and_misses(
-    cells: list[tuple[str, TenantCell]], numbers: Callable[[TenantCell], tuple[int, int]]
+    cells: list[tuple[str, TenantRequestCell]],
+    numbers: Callable[[TenantRequestCell], tuple[int, int]],
 ) -> Labelled:
     for name, cell in cells:
         hits, misses = numbers(cell)

@@ -36,7 +36,7 @@ class OperationCell:
         self.sent_bytes = 0
 
 
-class TenantCell:
+class TenantRequestCell:
     """The requests of one tenant, and what they found."""
 
     __slots__ = (
@@ -58,7 +58,7 @@ class RequestCounts:
     def __init__(self, tenants_max: int) -> None:
         """`tenants_max`: `admin.tenants_in_metrics_max`."""
         self.operations: dict[str, OperationCell] = {}
-        self.tenants: dict[str, TenantCell] = {}
+        self.tenants: dict[str, TenantRequestCell] = {}
         self.errors: defaultdict[str, int] = defaultdict(int)
         self.authentication_failures: defaultdict[str, int] = defaultdict(int)
         self.quota_refusals: defaultdict[str, int] = defaultdict(int)
@@ -114,10 +114,10 @@ class RequestCounts:
         cell = self._by_operation[operation] = self.operations[name] = OperationCell()
         return cell
 
-    def _tenant(self, identity: str | None) -> TenantCell:
+    def _tenant(self, identity: str | None) -> TenantRequestCell:
         # Whoever could not be told apart takes no tenant's place.
         name = NO_TENANT if identity is None else self._names[identity]
         cell = self.tenants.get(name)
         if cell is None:
-            cell = self.tenants[name] = TenantCell()
+            cell = self.tenants[name] = TenantRequestCell()
         return cell

@@ -18,7 +18,7 @@ _RESERVED_SUFFIXES = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RequestTarget:
     """An HTTP request target, still encoded."""
 
     raw_path: str
@@ -34,7 +34,7 @@ class Address:
     key: str | None = None
 
 
-def split_target(target: str) -> Target:
+def split_target(target: str) -> RequestTarget:
     """Take a request target apart; raises `InvalidRequest` for `*` and authority forms."""
     absolute = _ABSOLUTE.fullmatch(target)
     authority, rest = (absolute[1], absolute[2]) if absolute else (None, target)
@@ -43,10 +43,10 @@ def split_target(target: str) -> Target:
         path = "/"
     if not path.startswith("/"):
         raise InvalidRequest("the request target must be a path or an absolute URL")
-    return Target(path, query, authority)
+    return RequestTarget(path, query, authority)
 
 
-def check_authority(target: Target, host: str) -> None:
+def check_authority(target: RequestTarget, host: str) -> None:
     """Raise `InvalidRequest` where an absolute-form target and the signed Host header differ."""
     if target.authority is not None and target.authority.lower() != host.lower():
         raise InvalidRequest("the target's authority and the host header differ")

@@ -18,7 +18,7 @@ COPY_SOURCE_PREFIX = "x-amz-copy-source-"
 _ETAG = re.compile(r'(W/)?(?:"([^"]*)"|([^\s,"]+))')
 
 
-class Outcome(enum.Enum):
+class ConditionOutcome(enum.Enum):
     """What to answer to a conditional read."""
 
     PROCEED = "proceed"
@@ -26,7 +26,7 @@ class Outcome(enum.Enum):
     FAILED = "failed"  # 412
 
 
-def evaluate_read(head: RequestHead, etag: str, modified_s: float) -> Outcome:
+def evaluate_read(head: RequestHead, etag: str, modified_s: float) -> ConditionOutcome:
     """Outcome of a GET or HEAD of a stored object.
 
     `etag` is without quotes. If-Match outranks If-Unmodified-Since, and If-None-Match outranks
@@ -38,7 +38,7 @@ def evaluate_read(head: RequestHead, etag: str, modified_s: float) -> Outcome:
 def check_copy_source(head: RequestHead, etag: str, modified_s: float) -> None:
     """Raise `PreconditionFailed` unless the x-amz-copy-source-if-* headers hold for the source."""
     outcome = _evaluate(lambda name: head.header(COPY_SOURCE_PREFIX + name), etag, modified_s)
-    if outcome is not Outcome.PROCEED:
+    if outcome is not ConditionOutcome.PROCEED:
         raise PreconditionFailed("an x-amz-copy-source-if-* condition does not hold")
 
 
@@ -81,18 +81,20 @@ def _single_etag(name: str, value: str) -> str:
     return etag
 
 
-def _evaluate(header: Callable[[str], str | None], etag: str, modified_s: float) -> Outcome:
+def _evaluate(
+    header: Callable[[str], str | None], etag: str, modified_s: float
+) -> ConditionOutcome:
     if_match, if_none_match = header("if-match"), header("if-none-match")
     if if_match is not None:
         if not _is_listed(if_match, etag, weak=False):
-            return Outcome.FAILED
+            return ConditionOutcome.FAILED
     elif _modified_after(header("if-unmodified-since"), modified_s) is True:
-        return Outcome.FAILED
+        return ConditionOutcome.FAILED
     if if_none_match is not None:
         unchanged = _is_listed(if_none_match, etag, weak=True)
     else:
         unchanged = _modified_after(header("if-modified-since"), modified_s) is False
-    return Outcome.NOT_MODIFIED if unchanged else Outcome.PROCEED
+    return ConditionOutcome.NOT_MODIFIED if unchanged else ConditionOutcome.PROCEED
 
 
 def _is_listed(header: str, etag: str, *, weak: bool) -> bool:

@@ -30,7 +30,7 @@ _HEADER_FIELD = re.compile(r"(?:^|[,\s])(Credential|SignedHeaders|Signature)=")
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class SignatureClaim:
     """What a request says about its own signature; nothing of it has been checked."""
 
     access_key: str
@@ -54,7 +54,7 @@ class Claim:
         return self.expires_s is not None
 
 
-def read_claim(head: RequestHead, service: str = S3_SERVICE) -> Claim:
+def read_claim(head: RequestHead, service: str = S3_SERVICE) -> SignatureClaim:
     """Read the Authorization header or the presigned query of a request to `service`.
 
     Raises `AccessDenied` for an anonymous request, one without a date or one with a session token,
@@ -80,7 +80,7 @@ def read_claim(head: RequestHead, service: str = S3_SERVICE) -> Claim:
 # --- the Authorization header --------------------------------------------------------------------
 
 
-def _header_claim(head: RequestHead, authorization: str, service: str) -> Claim:
+def _header_claim(head: RequestHead, authorization: str, service: str) -> SignatureClaim:
     _refuse_session_token(head.header("x-amz-security-token"))
     fields = _authorization_fields(authorization)
     access_key, day, region = _credential(fields["Credential"], service, malformed_header)
@@ -89,7 +89,7 @@ def _header_claim(head: RequestHead, authorization: str, service: str) -> Claim:
         payload_hash = EMPTY_SHA256  # S3 alone asks for the header: others' signers leave it out
     if payload_hash is None:
         raise InvalidRequest("the header x-amz-content-sha256 is missing", code="InvalidRequest")
-    return Claim(
+    return SignatureClaim(
         access_key,
         day,
         region,
@@ -165,7 +165,7 @@ def malformed_header(what: str) -> InvalidRequest:
 # --- the presigned query -------------------------------------------------------------------------
 
 
-def _query_claim(head: RequestHead, service: str) -> Claim:
+def _query_claim(head: RequestHead, service: str) -> SignatureClaim:
     values = _unique_query(head)
     _refuse_session_token(values.get("X-Amz-Security-Token") or head.header("x-amz-security-token"))
     if _needed(values, "X-Amz-Algorithm") != ALGORITHM:
@@ -177,7 +177,7 @@ def _query_claim(head: RequestHead, service: str) -> Claim:
     if not _AMZ_DATE.fullmatch(amz_date):
         raise malformed_query("X-Amz-Date must be a date such as 20130524T000000Z")
     payload_hash = head.header("x-amz-content-sha256") or values.get("X-Amz-Content-Sha256")
-    return Claim(
+    return SignatureClaim(
         access_key,
         day,
         region,

@@ -29,7 +29,7 @@ from objectcache_gateway.signing.signature_claim import (
     S3_SERVICE,
     TERMINATOR,
     UNSIGNED_PAYLOAD,
-    Claim,
+    SignatureClaim,
     malformed_header,
     malformed_query,
     read_claim,
@@ -182,7 +182,9 @@ def authenticate(
     return Authenticated(claim.access_key, payload, payload_sha256, chunk_signing, claim.presigned)
 
 
-def _not_in_force(head: RequestHead, claim: Claim, former: FormerKey | None) -> AccessDenied:
+def _not_in_force(
+    head: RequestHead, claim: SignatureClaim, former: FormerKey | None
+) -> AccessDenied:
     """The refusal of a key that is not in force, or never was."""
     secret = former.secret_key if former is not None else _NOBODYS_SECRET
     key = derive_signing_key(secret, claim.day, claim.region, claim.service)
@@ -203,7 +205,7 @@ def _hmac(key: bytes, text: str) -> bytes:
     return hmac.digest(key, wire_bytes(text), "sha256")
 
 
-def _is_signed_with(key: bytes, head: RequestHead, claim: Claim) -> bool:
+def _is_signed_with(key: bytes, head: RequestHead, claim: SignatureClaim) -> bool:
     query = canonical_query(head.raw_query)
     headers = canonical_headers(head, claim.signed_headers)
     names = ";".join(claim.signed_headers)
@@ -232,7 +234,7 @@ def payload_mode(payload_hash: str) -> tuple[Payload, str | None]:
     raise InvalidRequest(f"x-amz-content-sha256 must be 64 lowercase hex digits or one of {known}")
 
 
-def _check_signed_headers(head: RequestHead, claim: Claim) -> None:
+def _check_signed_headers(head: RequestHead, claim: SignatureClaim) -> None:
     signed = frozenset(claim.signed_headers)
     to_sign = {name for name, _ in head.headers if name.startswith(_SIGNED_PREFIXES)}
     unsigned = to_sign - signed - headers.UNSIGNED_LABELS
@@ -244,7 +246,7 @@ def _check_signed_headers(head: RequestHead, claim: Claim) -> None:
         )
 
 
-def _check_scope(claim: Claim, region: str | None) -> None:
+def _check_scope(claim: SignatureClaim, region: str | None) -> None:
     malformed = malformed_query if claim.presigned else malformed_header
     if claim.day != claim.amz_date[:8]:
         raise malformed("the credential's day is not that of the request's date")
@@ -252,7 +254,7 @@ def _check_scope(claim: Claim, region: str | None) -> None:
         raise malformed(f"the credential's region must be {region}")
 
 
-def _check_time(claim: Claim, now_s: float, clock_skew_s: float) -> None:
+def _check_time(claim: SignatureClaim, now_s: float, clock_skew_s: float) -> None:
     signed_s = unix_time(claim.amz_date)
     if claim.expires_s is not None:
         if now_s > signed_s + claim.expires_s:

@@ -454,7 +454,7 @@ def _connecting_failed(error: BaseException) -> Unavailable | None:
     return None
 
 
-class Conversation:
+class StorageConversation:
     """The use of one connection for one request; its first message may need another connection.
 
     Entering it counts the connection; leaving gives an idle one back and closes any other.
@@ -545,9 +545,9 @@ class StoragePool:
         self._idle: list[StorageConnection] = []
         self._closed = False
 
-    def conversation(self) -> Conversation:
+    def conversation(self) -> StorageConversation:
         """A connection for one request. Entering raises `Busy` where all are in use."""
-        return Conversation(self)
+        return StorageConversation(self)
 
     def count_use(self, tenant: str = GATEWAY) -> None:
         """Count a connection as in use. Raises `Busy` where all are, or the tenant has its share;

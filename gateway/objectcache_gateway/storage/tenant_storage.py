@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from objectcache_gateway.storage.storage_connection import (
-    Conversation,
     StorageConnection,
+    StorageConversation,
     StoragePool,
 )
 from objectcache_schemas.messages.message import Message
@@ -21,9 +21,9 @@ class TenantStorage:
         self._pool = pool
         self._tenant = tenant
 
-    def conversation(self) -> Conversation:
+    def conversation(self) -> StorageConversation:
         """As `StoragePool.conversation`; entering raises `Busy` past the tenant's share."""
-        return Conversation(self._pool, self._tenant)
+        return StorageConversation(self._pool, self._tenant)
 
     async def call(
         self, request: Message, reply_type: type[R], *, timeout_s: float | None = None

@@ -14,7 +14,7 @@ from typing import NoReturn, get_args
 from rich.console import Console
 
 from objectcache_runtime.settings import Settings
-from objectcache_runtime.usable_paths import PathUse, check_path
+from objectcache_runtime.usable_paths import FileUse, check_path
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN
 from objectcache_schemas.operators.schedule import EVERY_EPOCH, PolicyName, TenantShare
@@ -187,9 +187,9 @@ def _check_flags(flags: argparse.Namespace) -> None:
         )
     if flags.plot is not None:
         check_plot(flags.plot)
-        check_path("--plot", str(flags.plot), PathUse.APPENDED_FILE)
+        check_path("--plot", str(flags.plot), FileUse.APPENDED_FILE)
     if flags.csv is not None:
-        check_path("--csv", str(flags.csv), PathUse.APPENDED_FILE)
+        check_path("--csv", str(flags.csv), FileUse.APPENDED_FILE)
 
 
 def _loads(text: str) -> list[float]:

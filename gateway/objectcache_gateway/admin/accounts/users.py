@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from objectcache_gateway.admin.accounts.keys import make_pair, pair_of
-from objectcache_gateway.admin.serving.accounts_view import Accounts
+from objectcache_gateway.admin.serving.accounts_view import KnownAccounts
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route, changed, page_of
 from objectcache_schemas.accounts import (
     Access,
@@ -34,7 +34,7 @@ from objectcache_schemas.operators.admin_api import (
 from objectcache_schemas.records import Quota
 
 
-def user_view(accounts: Accounts, user: User) -> UserView:
+def user_view(accounts: KnownAccounts, user: User) -> UserView:
     """A user as the API shows it."""
     return UserView(
         name=user.name,

@@ -21,7 +21,7 @@ from objectcache_schemas.operators.account_changes import (
 
 
 @dataclass(frozen=True, slots=True)
-class Accounts:
+class KnownAccounts:
     """All accounts at one moment, by name."""
 
     users: dict[str, User] = field(default_factory=dict[str, User])
@@ -59,9 +59,9 @@ class AccountsView:
         self._version = 0  # never one that is known
         self._asking = asyncio.Lock()  # so that an older answer never replaces a newer one
         self.changing = asyncio.Lock()  # held from the look that a change builds on to the change
-        self.known = Accounts()
+        self.known = KnownAccounts()
 
-    async def look(self) -> Accounts:
+    async def look(self) -> KnownAccounts:
         """The accounts now. Raises `Unavailable`."""
         async with self._asking:
             directory = await self._storage.call(
@@ -70,7 +70,7 @@ class AccountsView:
             )
             if directory.version != self._version:
                 self._version = directory.version
-                self.known = Accounts(
+                self.known = KnownAccounts(
                     {user.name: user for user in directory.users},
                     {key.access_key: key for key in directory.keys},
                     {token.token_id: token for token in directory.tokens},

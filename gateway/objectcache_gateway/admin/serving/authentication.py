@@ -9,7 +9,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
-from objectcache_gateway.admin.serving.routes import Asker
+from objectcache_gateway.admin.serving.routes import ApiCaller
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_gateway.signing.credentials import RootCredentials
 from objectcache_gateway.signing.sigv4 import Authenticated, Payload, SigningKeys, authenticate
@@ -36,14 +36,14 @@ def token_sha256(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def peer_asker(connected: socket.socket, own_uid: int) -> Asker | None:
+def peer_asker(connected: socket.socket, own_uid: int) -> ApiCaller | None:
     """Who is at the other end of a unix socket, if that is this server's user or root."""
     data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     _, uid, _ = _PEER.unpack(data)
-    return Asker(f"peer uid {uid}", (SCOPE_ADMIN,)) if uid in (0, own_uid) else None
+    return ApiCaller(f"peer uid {uid}", (SCOPE_ADMIN,)) if uid in (0, own_uid) else None
 
 
-def bearer_asker(authorization: str, tokens: Mapping[str, AdminToken], now_s: float) -> Asker:
+def bearer_asker(authorization: str, tokens: Mapping[str, AdminToken], now_s: float) -> ApiCaller:
     """Who a token stands for. Raises `AccessDenied` (Unauthorized), the same for every reason."""
     token = _token_of(authorization)
     found = tokens.get(_token_id(token))
@@ -51,7 +51,7 @@ def bearer_asker(authorization: str, tokens: Mapping[str, AdminToken], now_s: fl
     is_right = hmac.compare_digest(token_sha256(token), kept)
     if found is None or not is_right or (found.expires_s is not None and now_s >= found.expires_s):
         raise unauthorized("the token is not known, or has expired")
-    return Asker(f"token {found.name} ({found.token_id})", found.scopes)
+    return ApiCaller(f"token {found.name} ({found.token_id})", found.scopes)
 
 
 def bearer_refusal(authorization: str, tokens: Mapping[str, AdminToken], now_s: float) -> str:
@@ -78,7 +78,7 @@ def _token_id(token: str) -> str:
 
 def signed_asker(
     head: RequestHead, root: RootCredentials, now_s: float, clock_skew_s: float
-) -> tuple[Asker, str]:
+) -> tuple[ApiCaller, str]:
     """Who signed a request by SigV4, for this API, and the SHA-256 that its body must have.
 
     Only the root key may, in the Authorization header, with the body's hash. Raises `AccessDenied`
@@ -94,7 +94,7 @@ def signed_asker(
         )
     except ObjectCacheError as error:
         raise unauthorized(_why_not(error)) from error
-    return Asker(ROOT_USER, (SCOPE_ADMIN,)), _body_sha256(authenticated)
+    return ApiCaller(ROOT_USER, (SCOPE_ADMIN,)), _body_sha256(authenticated)
 
 
 def _why_not(error: ObjectCacheError) -> str:

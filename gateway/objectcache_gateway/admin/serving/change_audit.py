@@ -25,7 +25,7 @@ SECRET_FIELDS = frozenset({"secret_key", "passphrase", "backup", "token"})
 logger = logging.getLogger("objectcache.gateway.admin.audit")
 
 
-class AuditLog:
+class ChangeAudit:
     """Appends lines to a file that is renamed when it is large. What cannot be written is logged
     and counted; it stops no change.
     """
@@ -54,7 +54,7 @@ class AuditLog:
         self._file.close()
 
     def __repr__(self) -> str:
-        return f"<AuditLog {self._file!r}>"
+        return f"<ChangeAudit {self._file!r}>"
 
 
 def audit_line(

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from objectcache_gateway.admin.serving.accounts_view import AccountsView
-from objectcache_gateway.admin.serving.change_audit import AuditLog
+from objectcache_gateway.admin.serving.change_audit import ChangeAudit
 from objectcache_gateway.admin.serving.gateway_processes import GatewayProcesses
 from objectcache_gateway.admin.serving.media_types import JSON
 from objectcache_gateway.storage.storage_connection import StoragePool
@@ -30,7 +30,7 @@ class Nothing(Body, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class ApiCaller:
     """Who asks, once that is established."""
 
     name: str  # "root", "peer uid 1000", "token NAME (ID)"
@@ -46,7 +46,7 @@ class Reach:
     accounts: AccountsView
     gateways: GatewayProcesses
     root_access_key: str
-    audit_log: AuditLog
+    audit_log: ChangeAudit
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Call(Generic[B, Q]):
     """One request, checked: who asks, which path parameters, which body and query."""
 
     reach: Reach
-    asker: Asker
+    asker: ApiCaller
     names: Mapping[str, str]
     body: B
     query: Q

@@ -12,7 +12,7 @@ import secrets
 
 import msgspec
 
-from objectcache_gateway.admin.serving.accounts_view import Accounts
+from objectcache_gateway.admin.serving.accounts_view import KnownAccounts
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
 from objectcache_gateway.admin.store.buckets import all_buckets, configure_bucket
 from objectcache_gateway.storage.storage_connection import StoragePool
@@ -110,7 +110,7 @@ async def restore(call: Call[RestoreRequest, Nothing]) -> RestoreReply:
     )
 
 
-def check_empty(accounts: Accounts, now: ScheduleChanges, restored: ScheduleChanges) -> None:
+def check_empty(accounts: KnownAccounts, now: ScheduleChanges, restored: ScheduleChanges) -> None:
     """Raise `Conflict` where accounts or a schedule would be replaced."""
     found = len(accounts.users), len(accounts.keys), len(accounts.tokens)
     if any(found):

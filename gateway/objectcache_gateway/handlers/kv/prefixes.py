@@ -17,7 +17,7 @@ from objectcache_gateway.buffer_path.leased_target import leased_target
 from objectcache_gateway.handlers.buckets.buckets import get_bucket
 from objectcache_gateway.handlers.kv.read_passes import read_pass
 from objectcache_gateway.request.delivery_headers import client_seconds, forced_path, traceparent
-from objectcache_gateway.storage.storage_connection import Conversation, StorageConnection
+from objectcache_gateway.storage.storage_connection import StorageConnection, StorageConversation
 from objectcache_schemas import headers
 from objectcache_schemas.accounts import Access
 from objectcache_schemas.compute_windows import WindowSource
@@ -404,7 +404,7 @@ async def _receive_chunks(
     head: PutHead,
     first: Pieces,
     body: AsyncIterator[Pieces],
-    conversation: Conversation,
+    conversation: StorageConversation,
 ) -> KvStored:
     begun: StorageConnection | None = None
     try:
@@ -435,7 +435,7 @@ async def _joined(first: Pieces, rest: AsyncIterator[Pieces]) -> AsyncIterator[P
 
 
 async def _begin_put(
-    exchange: Exchange, head: PutHead, conversation: Conversation
+    exchange: Exchange, head: PutHead, conversation: StorageConversation
 ) -> StorageConnection:
     await conversation.begin(
         _put_request(exchange, head), SendData, timeout_s=exchange.admission_timeout_s
@@ -444,7 +444,7 @@ async def _begin_put(
 
 
 async def _put_from_target(
-    exchange: Exchange, head: PutHead, conversation: Conversation
+    exchange: Exchange, head: PutHead, conversation: StorageConversation
 ) -> KvStored:
     """Have the payload taken from the client's target, which takes as long as a delivery may."""
     gateway, storage = exchange.settings.gateway, exchange.settings.storage

@@ -33,7 +33,7 @@ from objectcache_gateway.request import ranges
 from objectcache_gateway.request.addressing import check_key
 from objectcache_gateway.request.client_kind import needs_whole_range
 from objectcache_gateway.request.conditions import (
-    Outcome,
+    ConditionOutcome,
     evaluate_read,
     range_applies,
     write_condition,
@@ -291,9 +291,9 @@ def select(
     """
     named = object_headers(info) | overrides(query)
     outcome = evaluate_read(head, info.etag, info.modified_s)
-    if outcome is Outcome.FAILED:
+    if outcome is ConditionOutcome.FAILED:
         raise PreconditionFailed("a condition of the request does not hold")
-    if outcome is Outcome.NOT_MODIFIED:
+    if outcome is ConditionOutcome.NOT_MODIFIED:
         return Selection(304, 0, 0, named)
     part = _part(head, query, info, named)
     range_header = head.header("range") if part is None else None

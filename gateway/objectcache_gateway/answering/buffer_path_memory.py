@@ -13,7 +13,7 @@ PIECE_BYTES = 256 * KIB  # of one delivery; a local socket gives little more at 
 PIECES_MAX = 64
 
 
-class StagingMemory:
+class BufferPathMemory:
     """At most `pieces_max` pieces at a time, one for each staged delivery, shared among tenants."""
 
     def __init__(self, pieces_max: int = PIECES_MAX) -> None:
@@ -40,4 +40,4 @@ class StagingMemory:
 
     def __repr__(self) -> str:
         kib = PIECE_BYTES // KIB
-        return f"<StagingMemory {self._shares.taken}/{self._pieces_max} in use, {kib} KiB each>"
+        return f"<BufferPathMemory {self._shares.taken}/{self._pieces_max} in use, {kib} KiB each>"
