@@ -10,9 +10,8 @@ from objectcache_laboratory.replay.trace import TraceRequest
 from objectcache_schemas.chunk_keys import rolling_keys
 from objectcache_schemas.layout import KvLayout
 
-# Llama 3.1 8B: 2 (K, V) x 8 KV heads x 128 wide x 2 bytes, for each of 32 layers.
+# Llama 3.1 8B: 2 (K, V) x 8 KV heads x 128 wide x 2 bytes, for each layer.
 MODEL_SLICE_BYTES_PER_TOKEN = 4096
-MODEL_LAYERS = 32
 BLOCK_TOKENS = 512
 WORD_BYTES = 8  # slices are whole words, so that their bytes are made and compared as words
 
