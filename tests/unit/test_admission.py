@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from objectcache_runtime.fair_shares import FairShares
+from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_storage_server.admission.delivery_turns import (

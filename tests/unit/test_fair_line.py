@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from objectcache_runtime.fair_shares import FairShares
+from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
 from objectcache_storage_server.admission.fair_line import PASSED_MAX, Counted, FairLine, Turn
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from objectcache_runtime.fair_shares import LENT_PER_FREE, RESERVED_PART, FairShares
+from objectcache_runtime.shares.fair_shares import LENT_PER_FREE, RESERVED_PART, FairShares
 
 TENANTS = "abcdefgh"
 

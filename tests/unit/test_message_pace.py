@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from objectcache_runtime.message_pace import BURST_S, PAUSE_S, MessagePace
+from objectcache_runtime.shares.message_pace import BURST_S, PAUSE_S, MessagePace
 
 
 def read_for(pace: MessagePace, start_s: float, end_s: float) -> int:

@@ -11,8 +11,8 @@ from aiohttp import WSMessage, WSMsgType, web
 
 from objectcache_gateway.handlers.kv import client_sessions
 from objectcache_gateway.storage.storage_connection import StorageConnection
-from objectcache_runtime.message_pace import MessagePace
 from objectcache_runtime.settings import StorageSettings
+from objectcache_runtime.shares.message_pace import MessagePace
 from objectcache_schemas.errors import WireError
 from objectcache_schemas.messages.frames import encode_frame
 from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message

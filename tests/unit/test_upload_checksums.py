@@ -20,7 +20,7 @@ from objectcache_gateway.handlers.uploads.upload_checksums import (
 from objectcache_gateway.xml.xml_parse import CompletedPart
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.records import ObjectAttributes, PartInfo
-from objectcache_storage_server.s3.running_checksums import RunningChecksums
+from objectcache_storage_server.s3.copied_checksums import CopiedChecksums
 from tests.unit.request_signing import make_head
 
 PIECES = (b"first part", b"", b"the last one" * 1000)
@@ -146,7 +146,7 @@ def test_claims_of_the_object_are_compared_with_its_parts() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_storage_server_computes_what_the_gateway_does(algorithm: str) -> None:
-    running = RunningChecksums(algorithm)
+    running = CopiedChecksums(algorithm)
     for piece in PIECES:
         running.update(piece)
     whole = b"".join(PIECES)
@@ -155,7 +155,7 @@ def test_the_storage_server_computes_what_the_gateway_does(algorithm: str) -> No
 
 
 def test_without_an_algorithm_only_the_md5_is_computed() -> None:
-    running = RunningChecksums(None)
+    running = CopiedChecksums(None)
     running.update(b"data")
     assert running.checksums == {}
     assert zlib.crc32(b"123456789") == 0xCBF43926  # the values above are of the usual CRC-32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from objectcache_runtime.fair_shares import FairShares
+from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.limits import KIB
 

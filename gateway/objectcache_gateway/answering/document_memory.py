@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from objectcache_runtime.fair_shares import RESERVED_PART, FairShares
 from objectcache_runtime.settings import Settings
+from objectcache_runtime.shares.fair_shares import RESERVED_PART, FairShares
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.limits import KIB
 

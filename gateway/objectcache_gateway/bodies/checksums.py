@@ -1,56 +1,18 @@
-"""The checksums that S3 clients send and ask for, over bytes that arrive in pieces.
-
-All of them run in C that lets other threads run meanwhile (for pieces above a few KiB).
-"""
+"""The checksums that S3 clients send and ask for, as their headers and XML carry them."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import zlib
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
 
 from awscrt import checksums as crt
 
+from objectcache_runtime.running_checksums import CHECKSUMS, Bytes
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.records import COMPOSITE, FULL_OBJECT
 
-Bytes = bytes | bytearray | memoryview
-
-
-class _Running(Protocol):
-    def update(self, data: Bytes, /) -> None: ...
-
-    def digest(self) -> bytes: ...
-
-
-# awscrt declares bytes and takes every buffer.
-_CrcFunction = Callable[[Bytes, int], int]
-
-
-class _Crc:
-    def __init__(self, function: _CrcFunction, width_bytes: int) -> None:
-        self._function = function
-        self._width_bytes = width_bytes
-        self._value = 0
-
-    def update(self, data: Bytes, /) -> None:
-        self._value = self._function(data, self._value)
-
-    def digest(self) -> bytes:
-        return self._value.to_bytes(self._width_bytes, "big")
-
-
-_RUNNING: dict[str, Callable[[], _Running]] = {
-    "crc32": lambda: _Crc(zlib.crc32, 4),
-    "crc32c": lambda: _Crc(cast(_CrcFunction, crt.crc32c), 4),
-    "crc64nvme": lambda: _Crc(cast(_CrcFunction, crt.crc64nvme), 8),
-    "sha1": lambda: hashlib.sha1(usedforsecurity=False),
-    "sha256": hashlib.sha256,
-}
-_DIGEST_BYTES = {name: len(start().digest()) for name, start in _RUNNING.items()}
+_DIGEST_BYTES = {name: len(start().digest()) for name, start in CHECKSUMS.items()}
 # Value of A+B from the values of A and B and the length of B.
 _COMBINE: dict[str, Callable[[int, int, int], int]] = {
     "crc32": crt.combine_crc32,
@@ -58,7 +20,7 @@ _COMBINE: dict[str, Callable[[int, int, int], int]] = {
     "crc64nvme": crt.combine_crc64nvme,
 }
 
-ALGORITHMS = tuple(_RUNNING)  # in lowercase, as in x-amz-checksum-NAME
+ALGORITHMS = tuple(CHECKSUMS)  # in lowercase, as in x-amz-checksum-NAME
 
 
 class Checksum:
@@ -69,7 +31,7 @@ class Checksum:
     def __init__(self, algorithm: str) -> None:
         """`algorithm` is one of `ALGORITHMS`."""
         self.algorithm = algorithm
-        self._running = _RUNNING[algorithm]()
+        self._running = CHECKSUMS[algorithm]()
 
     def update(self, data: Bytes) -> None:
         """Take the next bytes."""
@@ -90,7 +52,7 @@ class Checksum:
 def algorithm_named(name: str) -> str:
     """The algorithm of an S3 name such as CRC32C; raises `InvalidRequest` for others."""
     algorithm = name.lower()
-    if algorithm not in _RUNNING:
+    if algorithm not in CHECKSUMS:
         known = ", ".join(known.upper() for known in ALGORITHMS)
         raise InvalidRequest(f"checksum algorithm {name!r} is not one of {known}")
     return algorithm

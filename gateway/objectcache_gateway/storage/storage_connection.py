@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from objectcache_gateway.storage.storage_address import StorageAddress, UnixAddress
-from objectcache_runtime.fair_shares import FairShares
+from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.errors import (
     Busy,

@@ -8,16 +8,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from objectcache_runtime.shares.token_bucket import TokenBucket
 
 BURST_S = 1.0  # of the rate may come at once
 STATES_MAX = 16_384  # the longest untouched is forgotten, and is full then
-
-
-@dataclass(slots=True)
-class _Tokens:
-    left: float
-    since_s: float
 
 
 class RequestTokens:
@@ -25,7 +20,7 @@ class RequestTokens:
 
     def __init__(self, states_max: int = STATES_MAX) -> None:
         self._states_max = states_max
-        self._states: OrderedDict[str, _Tokens] = OrderedDict()
+        self._states: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def take(
         self, rates_per_s: Mapping[str, float], wanted: int, now_s: float
@@ -39,17 +34,14 @@ class RequestTokens:
             state.left -= granted
         if granted:
             return granted, 0.0
-        waits_s = [(1 - state.left) / rates_per_s[name] for name, state in states.items()]
+        waits_s = [state.wait_s(rates_per_s[name]) for name, state in states.items()]
         return 0, max(waits_s)
 
-    def _state(self, name: str, rate_per_s: float, now_s: float) -> _Tokens:
+    def _state(self, name: str, rate_per_s: float, now_s: float) -> TokenBucket:
         """The tokens as they are now. A rate below one a second still lets one through."""
-        most = max(1.0, rate_per_s * BURST_S)
-        state = self._states.setdefault(name, _Tokens(most, now_s))
+        state = self._states.setdefault(name, TokenBucket(rate_per_s, BURST_S, now_s))
         self._states.move_to_end(name)
-        elapsed_s = max(0.0, now_s - state.since_s)
-        state.left = min(most, state.left + elapsed_s * rate_per_s)
-        state.since_s = max(state.since_s, now_s)
+        state.earn(rate_per_s, now_s)
         if len(self._states) > self._states_max:
             self._states.popitem(last=False)
         return state

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
-from objectcache_runtime.fair_shares import FairShares
+from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.operators.schedule import TenantShare
 

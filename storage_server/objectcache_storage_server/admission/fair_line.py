@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from objectcache_runtime.fair_shares import FairShares
+from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
 from objectcache_storage_server.admission.delivery_turns import waiting_max as waiting_of_all_max
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from objectcache_runtime.buffers import BufferPool, MemoryGrant
-from objectcache_runtime.fair_shares import FairShares
+from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_storage_server.admission.entrance import Gone
 from objectcache_storage_server.admission.fair_line import Scarce
 from objectcache_storage_server.admission.line_waits import LineWaits

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from objectcache_runtime.fair_shares import LENT_PER_FREE, RESERVED_PART, FairShares
 from objectcache_runtime.settings import StorageSettings
+from objectcache_runtime.shares.fair_shares import LENT_PER_FREE, RESERVED_PART, FairShares
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_storage_server.admission.fair_line import Scarce
 

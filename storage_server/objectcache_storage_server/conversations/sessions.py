@@ -18,11 +18,11 @@ import msgspec
 from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_fabrics.peers import FabricPeer
 from objectcache_fabrics.registered_memory import RemoteMemory
-from objectcache_runtime.fair_shares import FairShares
 from objectcache_runtime.first_of import end, first_done
-from objectcache_runtime.message_pace import MessagePace
 from objectcache_runtime.networking.stream_socket import ConnectionEnded, StreamSocket
 from objectcache_runtime.settings import StorageSettings
+from objectcache_runtime.shares.fair_shares import FairShares
+from objectcache_runtime.shares.message_pace import MessagePace
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import (
     AccessDenied,

@@ -23,8 +23,8 @@ from objectcache_schemas.records import (
     UploadInfo,
 )
 from objectcache_storage_server.engines.base import Engine, Staged, StagedPut
+from objectcache_storage_server.s3.copied_checksums import CopiedChecksums
 from objectcache_storage_server.s3.list_objects import list_objects
-from objectcache_storage_server.s3.running_checksums import RunningChecksums
 
 BUCKET = ".multipart"
 PART_NUMBER_MAX = 10_000
@@ -263,7 +263,7 @@ class _HashedStaged(Staged):
 
     def __init__(self, inner: Staged, algorithm: str | None) -> None:
         self.inner = inner
-        self.running = RunningChecksums(algorithm)
+        self.running = CopiedChecksums(algorithm)
 
     def write_at(self, offset_bytes: int, data: memoryview) -> None:
         self.running.update(data)

@@ -18,7 +18,7 @@ from objectcache_gateway.answering.http_exchange import Exchange
 from objectcache_gateway.connections.client_socket import cut, give_up_after, read_little
 from objectcache_gateway.storage.storage_connection import StorageConnection
 from objectcache_runtime.first_of import end, first_done
-from objectcache_runtime.message_pace import MessagePace
+from objectcache_runtime.shares.message_pace import MessagePace
 from objectcache_schemas import headers
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, ObjectCacheError
 from objectcache_schemas.messages.sessions import JoinForClient, SessionJoined

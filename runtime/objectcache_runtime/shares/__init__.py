@@ -1,0 +1,1 @@
+"""Pure rules by which one user leaves room to others."""
