@@ -17,7 +17,7 @@ from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.puts.staged_runs import StagedRun
+from objectcache_storage_server.engines.local.puts.staged_runs import Bytes, StagedRun
 from objectcache_storage_server.engines.local.puts.writer_space import PutBuffers, WriterSpace
 from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
@@ -192,6 +192,51 @@ def test_a_put_that_is_given_up_returns_its_buffer(folder: Path, opened: list[Lo
         for put in puts:
             put.staged.discard()
     assert engine.status().allocated_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("slice_bytes", "page_cache_bytes", "gathered_extents"),
+    [(32 * KIB, -1, 1), (28 * KIB, -1, 3), (33 * KIB, -1, 3), (32 * KIB, 0, 3)],
+)
+def test_only_extents_that_come_in_pieces_of_short_slices_or_go_past_the_cache_are_gathered(
+    folder: Path,
+    opened: list[LocalEngine],
+    monkeypatch: pytest.MonkeyPatch,
+    slice_bytes: int,
+    page_cache_bytes: int,
+    gathered_extents: int,
+) -> None:
+    taken: list[int] = []
+    take = PutBuffers.take
+
+    def counted_take(buffers: PutBuffers, length_bytes: int) -> Bytes | None:
+        taken.append(length_bytes)
+        return take(buffers, length_bytes)
+
+    monkeypatch.setattr(PutBuffers, "take", counted_take)
+    engine = small_local_engine(
+        folder,
+        page_cache_bytes=page_cache_bytes,
+        extent_row_bytes=4 * slice_bytes,
+        extent_bytes_max=1 * MIB,
+        put_buffer_bytes_max=8 * MIB,
+    )
+    if page_cache_bytes == 0 and DevicePath.DIRECT not in engine.volume.paths:
+        pytest.skip("this file system has no direct path")
+    opened.append(engine)
+    engine.create_bucket(BUCKET)
+    keys, chunk_bytes = [f"chunk-{index}" for index in range(10)], LAYERS * slice_bytes
+    payload = memoryview(b"".join(content(key, chunk_bytes) for key in keys))
+    prefix = engine.stage_prefix(
+        BUCKET.name, PrefixShape(keys, LAYERS, slice_bytes, layerwise=False)
+    )
+    cut = 5 * chunk_bytes  # of extents of four, four and two chunks the second comes in two pieces
+    prefix.write(0, payload[:cut])
+    prefix.write(cut, payload[cut:])
+    engine.commit([StagedPut(staged, "") for staged in prefix.staged], Condition(immutable=True))
+    assert len(taken) == gathered_extents
+    for key in keys:
+        assert read(engine, key) == content(key, chunk_bytes), key
 
 
 # --- the length of extents ---

@@ -1,9 +1,10 @@
 """The chunks of one put on their way into extents.
 
 Bytes arrive layer after layer or chunk after chunk; on the device they lie row after row. What
-arrives as a whole row goes out from the caller's memory; anything less is gathered first: a row
-where layers arrive, an extent where chunks do, so that the device sees long writes in either case.
-A put holds one row for each of its extents, or two extents: one is written while the next is
+arrives as a whole row goes out from the caller's memory, and so does an extent whose chunks arrive
+at once, where long slices can be joined to rows by the page cache; anything less is gathered first:
+a row where layers arrive, an extent where chunks do, so that the device sees long writes in either
+case. A put holds one row for each of its extents, or two extents: one is written while the next is
 gathered.
 """
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from objectcache_schemas.errors import Busy
+from objectcache_schemas.limits import KIB
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
 from objectcache_storage_server.engines.block_checksums import block_checksums, slice_block_bytes
 from objectcache_storage_server.engines.local.puts.staged_runs import (
@@ -34,6 +36,8 @@ from objectcache_storage_server.engines.local.volumes.volume import (
     Path,
     Transfer,
 )
+
+SCATTERED_BYTES_MIN = 32 * KIB  # of a slice that is written from where it lies
 
 
 class Gathering(enum.Enum):
@@ -58,6 +62,7 @@ class _ExtentWriter:
         """`take_buffer` is the source's, or does as that does."""
         self.geometry = geometry
         self.number = -1
+        self.takes_whole = False  # all chunks at once, by `add_extent`
         self._source = source
         self._take_buffer = take_buffer
         self._layerwise = layerwise
@@ -68,8 +73,10 @@ class _ExtentWriter:
         self._memory: Bytes | None = None  # the row, or the extent
         self._filled_bytes = 0
 
-    def open(self) -> None:
-        """Take space, once. Raises `StorageFull`, and `Busy` where there is no memory either."""
+    def open(self, *, comes_whole: bool = False) -> None:
+        """Take space, once; memory too, unless all chunks come at once and can go out as they are.
+        Raises `StorageFull`, and `Busy` where there is no memory either.
+        """
         if self.number >= 0:
             return
         geometry = self.geometry
@@ -79,6 +86,8 @@ class _ExtentWriter:
         is_aligned = self._block_bytes % BLOCK_BYTES == 0
         if geometry.slots > 1 and self._layerwise:
             self._gathering = Gathering.ROW
+        elif comes_whole and self._may_scatter():
+            self.takes_whole = True
         elif geometry.slots > 1 or not is_aligned:
             self._memory = self._take_buffer(geometry.extent_bytes)
             if self._memory is not None:
@@ -105,6 +114,27 @@ class _ExtentWriter:
         begin = offset_bytes - row_begin
         self._memory[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
         return self._filled(len(data), geometry.row_bytes, row_begin)
+
+    def _may_scatter(self) -> bool:
+        """Whether slices go out from where they lie, each a vector of a row's write: shorter ones
+        are gathered sooner. A row's part that ends inside of a block would have the page cache
+        read that block first.
+        """
+        slice_bytes = self.geometry.slice_bytes
+        is_long = slice_bytes >= SCATTERED_BYTES_MIN and slice_bytes % BLOCK_BYTES == 0
+        joins = self.path is Path.PAGE_CACHE and self._source.volume.joins_writes
+        return joins and is_long and self.geometry.slots > 1
+
+    def add_extent(self, data: memoryview) -> Iterator[Transfer]:
+        """Take all chunks; yields what is to be written now, slice after slice of each row."""
+        geometry = self.geometry
+        chunk_bytes, slice_bytes = geometry.chunk_bytes, geometry.slice_bytes
+        for layer in range(geometry.num_layers):
+            offset_bytes = self._offset_bytes + layer * geometry.row_stride_bytes
+            begin = layer * slice_bytes
+            for _ in range(geometry.slots):
+                yield Transfer(offset_bytes, data[begin : begin + slice_bytes])
+                offset_bytes, begin = offset_bytes + slice_bytes, begin + chunk_bytes
 
     def add_chunk(self, slot: int, data: memoryview) -> Iterator[Transfer]:
         """Take a whole chunk; yields what is to be written now."""
@@ -305,7 +335,14 @@ class LocalStagedPrefix(StagedPrefix):
             chunk, in_chunk = divmod(position_bytes + done, chunk_bytes)
             index, slot = divmod(chunk, self._slots_each)
             writer = self._writers[index]
-            writer.open()
+            extent_bytes = writer.geometry.slots * chunk_bytes
+            starts_extent = slot == 0 and in_chunk == 0
+            writer.open(comes_whole=starts_extent and len(data) - done >= extent_bytes)
+            if writer.takes_whole:
+                for transfer in writer.add_extent(data[done : done + extent_bytes]):
+                    yield writer, transfer
+                done += extent_bytes
+                continue
             if in_chunk == 0 and len(data) - done >= chunk_bytes:
                 for transfer in writer.add_chunk(slot, data[done : done + chunk_bytes]):
                     yield writer, transfer

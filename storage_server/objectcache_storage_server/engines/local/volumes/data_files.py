@@ -87,6 +87,7 @@ class DataFiles(Volume):
     """Files `000000`, `000001`, ... of `segment_bytes` in a folder."""
 
     gives_segments_back = True
+    joins_writes = True  # through the page cache
 
     def __init__(
         self,
@@ -256,6 +257,10 @@ class DataFiles(Volume):
     ) -> Iterator[tuple[_DataFile, int, memoryview]]:
         """Each transfer's file, its offset there, and its memory; empty ones are left out."""
         for offset_bytes, memory in transfers:
+            segment, begin = divmod(offset_bytes, self.segment_bytes)
+            if 0 < len(memory) <= self.segment_bytes - begin:  # as all that lie in one extent
+                yield self._file(segment), begin, memory
+                continue
             done = 0
             for offset, length in split_at(offset_bytes, len(memory), self.segment_bytes):
                 segment, begin = divmod(offset, self.segment_bytes)
@@ -434,14 +439,17 @@ class _CachedWrites:
 
     def add(self, file_descriptor: int, offset_bytes: int, memory: memoryview) -> None:
         """Write now or with a later call, at last with `run`. Raises `OSError`."""
+        if len(memory) <= WRITE_BACK_BYTES:
+            self._add_piece(file_descriptor, offset_bytes, memory)
+            return
         for begin in range(0, len(memory), WRITE_BACK_BYTES):
             piece = memory[begin : begin + WRITE_BACK_BYTES]
             self._add_piece(file_descriptor, offset_bytes + begin, piece)
 
     def _add_piece(self, file_descriptor: int, offset_bytes: int, piece: memoryview) -> None:
-        behind = (self._file_descriptor, self._offset_bytes + self._length_bytes)
+        is_behind = offset_bytes == self._offset_bytes + self._length_bytes
         is_more = self._length_bytes + len(piece) <= WRITE_BACK_BYTES
-        if (file_descriptor, offset_bytes) != behind or not is_more:
+        if not (is_behind and is_more and file_descriptor == self._file_descriptor):
             self.run()
             self._file_descriptor, self._offset_bytes = file_descriptor, offset_bytes
         self._memories.append(piece)

@@ -44,6 +44,7 @@ class Volume(ABC):
     cache_path: str = ""  # for operators: whose page cache it is, or why there is none
     segment_bytes: int  # an extent never crosses a multiple of this
     gives_segments_back: bool  # whether `remove` makes room for anybody else
+    joins_writes = False  # whether neighbours among the transfers of one `write` are one request
 
     # --- space ---
 
