@@ -27,4 +27,5 @@ class MessagePace:
         return max(self._tokens.wait_s(self._rate_per_s), PAUSE_S)
 
     def __repr__(self) -> str:
-        return f"<MessagePace {self._tokens.left:.0f} left, {self._rate_per_s:g} a second>"
+        most = max(1.0, self._rate_per_s * BURST_S)
+        return f"<MessagePace {self._tokens.left:.0f}/{most:.0f}, {self._rate_per_s:g} a second>"
