@@ -15,12 +15,7 @@ import numpy.typing as npt
 
 from objectcache_schemas.compute_windows import WINDOW_S_MAX
 from objectcache_schemas.delivery_paths import DeliveryPath
-from objectcache_schemas.descriptor import (
-    CONTEXT_TOKENS_MAX,
-    RATE_MIN,
-    DeliveryMode,
-    OnMissing,
-)
+from objectcache_schemas.descriptor import CONTEXT_TOKENS_MAX, RATE_MIN, DeliveryMode, OnMissing
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
 

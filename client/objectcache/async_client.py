@@ -14,20 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, update_wrapper
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from objectcache.channel.responses import PutResult
-from objectcache.client import (
-    CONNECTIONS_MAX,
-    DEFAULT_REGION,
-    TARGET_BYTES_MAX,
-    TIMEOUT_S,
-    Client,
-)
+from objectcache.client import CONNECTIONS_MAX, DEFAULT_REGION, TARGET_BYTES_MAX, TIMEOUT_S, Client
 from objectcache.deliveries.delivery import Delivery
 from objectcache.kv_bucket import KvBucket
 from objectcache.landing.targets import FabricTarget, SharedMemoryTarget
@@ -181,12 +174,7 @@ class AsyncDelivery:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:
@@ -218,12 +206,7 @@ class AsyncFetch(Awaitable[AsyncDelivery]):
         self._delivery = await self._run()
         return self._delivery
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._delivery is not None
         await self._delivery.close()
 
@@ -252,12 +235,7 @@ class AsyncLayerPut:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         end = self._put.close if kind is None else self._put.abandon
         await self._calls.finish(partial(self._locked, end))
 
@@ -433,12 +411,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

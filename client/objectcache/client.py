@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from objectcache.arguments import check_credential, check_layout
@@ -214,12 +213,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -14,11 +14,7 @@ from objectcache.core import ClientCore, TransportChoice
 from objectcache.landing.refusals import may_fall_back
 from objectcache.payload import Bytes
 from objectcache.puts.put_request import PutRequest
-from objectcache.puts.registered_put import (
-    RegisteredPayload,
-    memory_for_payload,
-    put_registered,
-)
+from objectcache.puts.registered_put import RegisteredPayload, memory_for_payload, put_registered
 from objectcache_schemas.errors import NotFound, Unavailable
 from objectcache_schemas.limits import KIB
 

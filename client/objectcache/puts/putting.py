@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -15,19 +14,8 @@ from objectcache.core import ClientCore, TransportChoice
 from objectcache.landing.fabric_regions import device_memory_of
 from objectcache.landing.refusals import may_fall_back
 from objectcache.puts.put_request import PutRequest
-from objectcache.puts.put_sinks import (
-    KeptSink,
-    PutSink,
-    UploadSink,
-    open_registered_sink,
-    put_body,
-)
-from objectcache.puts.registered_put import (
-    claim_held,
-    held_payload,
-    held_run,
-    put_registered,
-)
+from objectcache.puts.put_sinks import KeptSink, PutSink, UploadSink, open_registered_sink, put_body
+from objectcache.puts.registered_put import claim_held, held_payload, held_run, put_registered
 from objectcache_schemas.errors import InvalidRequest, NotFound, Unavailable
 
 
@@ -187,12 +175,7 @@ class LayerPut:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
         else:

@@ -13,11 +13,7 @@ from objectcache.sessions.session_wire import SessionWire
 from objectcache.sessions.target_session import LayerSink, TargetSession
 from objectcache_fabrics.endpoints import FabricEndpoint
 from objectcache_fabrics.registered_memory import DeviceMemory
-from objectcache_schemas.messages.sessions import (
-    FabricOpened,
-    OpenFabric,
-    TargetRegistered,
-)
+from objectcache_schemas.messages.sessions import FabricOpened, OpenFabric, TargetRegistered
 
 
 class FabricSession(TargetSession):

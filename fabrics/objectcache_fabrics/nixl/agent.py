@@ -19,12 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from objectcache_schemas.errors import (
-    DeliveryFailed,
-    InvalidRequest,
-    ObjectCacheError,
-    Unavailable,
-)
+from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, ObjectCacheError, Unavailable
 
 _BACKEND = "UCX"
 _HOST_NETLINK = "libnl-route-3.so.200"

@@ -25,12 +25,7 @@ from objectcache_fabrics.nixl.agent import MemoryPiece, NixlAgent, NixlTransfer,
 from objectcache_fabrics.peers import Fabric, FabricPeer, WriteDone
 from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_fabrics.staging_memory import StagingMemory
-from objectcache_schemas.errors import (
-    DeliveryFailed,
-    InvalidRequest,
-    ObjectCacheError,
-    Unavailable,
-)
+from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, ObjectCacheError, Unavailable
 from objectcache_schemas.messages.sessions import LayersReady, NixlNames
 
 POLL_PAUSE_S = 50e-6  # between looks at what is under way: a write over a network takes as long

@@ -23,24 +23,9 @@ from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
 from objectcache_fabrics.verbs.completion_thread import CompletionThread
 from objectcache_fabrics.verbs.device import VerbsDevice, VerbsRegion
-from objectcache_fabrics.verbs.queue_pair import (
-    SEGMENTS_MAX,
-    Completion,
-    QueuePair,
-    Segment,
-)
-from objectcache_fabrics.verbs.send_queue import (
-    SendQueue,
-    TransferKind,
-    VerbsTransfer,
-    Work,
-)
-from objectcache_schemas.errors import (
-    DeliveryFailed,
-    InvalidRequest,
-    ObjectCacheError,
-    Unavailable,
-)
+from objectcache_fabrics.verbs.queue_pair import SEGMENTS_MAX, Completion, QueuePair, Segment
+from objectcache_fabrics.verbs.send_queue import SendQueue, TransferKind, VerbsTransfer, Work
+from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, ObjectCacheError, Unavailable
 
 SEND_DEPTH = 32  # writes under way; of fragments, more than any link holds
 FLUSH_TIMEOUT_S = 1.0  # a device flushes at once; one that does not is told to let go

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from objectcache_laboratory.calibration.calibrate import (
-    RATE_FACTORS,
-    Calibration,
-    Curve,
-)
+from objectcache_laboratory.calibration.calibrate import RATE_FACTORS, Calibration, Curve
 from objectcache_laboratory.drawing.axis import ticks
 from objectcache_laboratory.drawing.svg import GRID, MUTED, document, text
 from objectcache_schemas.limits import BYTES_PER_GBIT

@@ -25,15 +25,9 @@ from objectcache.payload import Bytes
 from objectcache_schemas.errors import ObjectCacheError
 
 try:
-    from lmcache.v1.exceptions import (  # pyright: ignore[reportMissingImports]
-        IrrecoverableException,
-    )
-    from lmcache.v1.storage_backend.connector import (  # pyright: ignore[reportMissingImports]
-        ConnectorAdapter,
-    )
-    from lmcache.v1.storage_backend.connector.base_connector import (  # pyright: ignore[reportMissingImports]
-        RemoteConnector,
-    )
+    from lmcache.v1.exceptions import IrrecoverableException  # pyright: ignore[reportMissingImports]
+    from lmcache.v1.storage_backend.connector import ConnectorAdapter  # pyright: ignore[reportMissingImports]
+    from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     ConnectorAdapter = RemoteConnector = missing_engine("LMCache 0.5.6", error)
     IrrecoverableException = Exception

@@ -33,15 +33,9 @@ from objectcache_schemas.errors import ObjectCacheError
 
 try:
     from lmcache.lmcache_native import Bitmap  # pyright: ignore[reportMissingImports]
-    from lmcache.v1.distributed.internal_api import (  # pyright: ignore[reportMissingImports]
-        L2StoreResult,
-    )
-    from lmcache.v1.distributed.l2_adapters.base import (  # pyright: ignore[reportMissingImports]
-        L2AdapterInterface,
-    )
-    from lmcache.v1.platform import (  # pyright: ignore[reportMissingImports]
-        create_event_notifier,
-    )
+    from lmcache.v1.distributed.internal_api import L2StoreResult  # pyright: ignore[reportMissingImports]
+    from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface  # pyright: ignore[reportMissingImports]
+    from lmcache.v1.platform import create_event_notifier  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     Bitmap = L2StoreResult = create_event_notifier = L2AdapterInterface = missing_engine(
         "LMCache 0.5.6", error

@@ -22,15 +22,9 @@ from objectcache.connectors.sglang.trailing_pages import longest_prefix
 from objectcache_schemas.errors import InvalidRequest
 
 try:
-    from sglang.srt.mem_cache.hicache_storage import (  # pyright: ignore[reportMissingImports]
-        HiCacheStorage as _HiCacheStorage,
-    )
-    from sglang.srt.mem_cache.hicache_storage import (  # pyright: ignore[reportMissingImports]
-        PoolName as _PoolName,
-    )
-    from sglang.srt.mem_cache.hicache_storage import (  # pyright: ignore[reportMissingImports]
-        PoolTransferResult as _PoolTransferResult,
-    )
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorage as _HiCacheStorage  # pyright: ignore[reportMissingImports]
+    from sglang.srt.mem_cache.hicache_storage import PoolName as _PoolName  # pyright: ignore[reportMissingImports]
+    from sglang.srt.mem_cache.hicache_storage import PoolTransferResult as _PoolTransferResult  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     _HiCacheStorage = missing_engine("sglang", error)
     _PoolName = missing_engine("sglang", error)

@@ -19,13 +19,7 @@ from objectcache.connectors.sglang.batch_timings import BatchTiming, BatchTiming
 from objectcache.connectors.sglang.device_pool import DevicePages, DevicePool
 from objectcache.connectors.sglang.linked_loads import LinkedLoad, load_layers
 from objectcache.connectors.sglang.served_model import identity_of
-from objectcache.connectors.sglang.settings import (
-    LOADS_MAX,
-    Rank,
-    Shape,
-    Stores,
-    read_settings,
-)
+from objectcache.connectors.sglang.settings import LOADS_MAX, Rank, Shape, Stores, read_settings
 from objectcache.connectors.sglang.worker import Worker
 from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.store.outage import forget_frames
@@ -33,9 +27,7 @@ from objectcache.connectors.timing.moments import clock_of
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 
 try:
-    from sglang.srt.mem_cache.hicache_storage import (  # pyright: ignore[reportMissingImports]
-        PoolName as _PoolName,
-    )
+    from sglang.srt.mem_cache.hicache_storage import PoolName as _PoolName  # pyright: ignore[reportMissingImports]
     from sglang.srt.mem_cache.unified_cache.unified_cache_linker import (  # pyright: ignore[reportMissingImports]
         LayerWiseLoadCounter as _LayerWiseLoadCounter,
     )

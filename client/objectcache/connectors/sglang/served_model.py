@@ -93,9 +93,7 @@ def published_arguments() -> Any:
     HiCache tells its storage the name that a model is served under, which another model may have
     too. Raises `InvalidRequest` where SGLang has published no arguments.
     """
-    from sglang.srt.runtime_context import (  # pyright: ignore[reportMissingImports]
-        get_server_args,
-    )
+    from sglang.srt.runtime_context import get_server_args  # pyright: ignore[reportMissingImports]
 
     try:
         return get_server_args()

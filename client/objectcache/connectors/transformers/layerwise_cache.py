@@ -23,12 +23,8 @@ from objectcache_schemas.layout import KvLayout
 
 try:
     import torch as _torch  # pyright: ignore[reportMissingImports]
-    from transformers.cache_utils import (  # pyright: ignore[reportMissingImports]
-        DynamicCache as _DynamicCache,
-    )
-    from transformers.cache_utils import (  # pyright: ignore[reportMissingImports]
-        DynamicLayer as _DynamicLayer,
-    )
+    from transformers.cache_utils import DynamicCache as _DynamicCache  # pyright: ignore[reportMissingImports]
+    from transformers.cache_utils import DynamicLayer as _DynamicLayer  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     _torch = missing_engine("torch", error)
     _DynamicCache = missing_engine("transformers", error)

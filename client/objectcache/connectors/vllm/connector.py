@@ -19,12 +19,7 @@ from objectcache.connectors.timing.moments import clock_of
 from objectcache.connectors.vllm.before_schedule.parked_loads import LOADS_MAX
 from objectcache.connectors.vllm.before_schedule.side_copies import side_copies_of
 from objectcache.connectors.vllm.geometry import EngineGeometry, read_geometry
-from objectcache.connectors.vllm.load_mode import (
-    EngineSteps,
-    LoadMode,
-    chosen_mode,
-    tell_mode,
-)
+from objectcache.connectors.vllm.load_mode import EngineSteps, LoadMode, chosen_mode, tell_mode
 from objectcache.connectors.vllm.plans import StepPlan
 from objectcache.connectors.vllm.reports.engine_log import log_through_engine, start_told
 from objectcache.connectors.vllm.reports.engine_metrics import (
@@ -50,9 +45,7 @@ from objectcache_schemas.layout import KvLayout
 
 try:
     import vllm  # pyright: ignore[reportMissingImports]
-    from vllm.distributed.kv_transfer.kv_connector.v1 import (  # pyright: ignore[reportMissingImports]
-        base as kv_connector,
-    )
+    from vllm.distributed.kv_transfer.kv_connector.v1 import base as kv_connector  # pyright: ignore[reportMissingImports]
 
     vllm_version: str = vllm.__version__
     scheduler_role: Any = kv_connector.KVConnectorRole.SCHEDULER

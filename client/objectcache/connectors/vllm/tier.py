@@ -46,13 +46,8 @@ try:
         RequestOffloadingContext,
         get_offload_group_idx,
     )
-    from vllm.v1.kv_offload.tiering.async_lookup import (  # pyright: ignore[reportMissingImports]
-        AsyncLookupManager,
-    )
-    from vllm.v1.kv_offload.tiering.base import (  # pyright: ignore[reportMissingImports]
-        JobResult,
-        SecondaryTierManager,
-    )
+    from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager  # pyright: ignore[reportMissingImports]
+    from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager  # pyright: ignore[reportMissingImports]
 
     vllm_version: str = vllm.__version__
     device_type: str = current_platform.device_type

@@ -9,13 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from objectcache_runtime.amounts import (
-    NONE,
-    parse_size_bytes,
-    parse_time_s,
-    size_text,
-    time_text,
-)
+from objectcache_runtime.amounts import NONE, parse_size_bytes, parse_time_s, size_text, time_text
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.records import BucketPolicy, Durability, Verification
 

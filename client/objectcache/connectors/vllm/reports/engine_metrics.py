@@ -9,9 +9,7 @@ from typing import Any
 from objectcache_schemas.limits import MIB
 
 try:
-    from vllm.distributed.kv_transfer.kv_connector.v1 import (  # pyright: ignore[reportMissingImports]
-        metrics as kv_metrics,
-    )
+    from vllm.distributed.kv_transfer.kv_connector.v1 import metrics as kv_metrics  # pyright: ignore[reportMissingImports]
 
     KVConnectorPromMetrics: Any = kv_metrics.KVConnectorPromMetrics
     KVConnectorStats: Any = kv_metrics.KVConnectorStats
