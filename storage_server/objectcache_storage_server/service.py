@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.operators.server_state import Health
 from objectcache_storage_server.accounts.account_book import AccountBook
-from objectcache_storage_server.accounts.books import Books
 from objectcache_storage_server.admission.gates import Gates
 from objectcache_storage_server.conversations.sessions import SessionServer
 from objectcache_storage_server.conversations.tickets import TicketBook
@@ -18,13 +17,13 @@ from objectcache_storage_server.counts.engine_times import TimedEngine
 from objectcache_storage_server.counts.storage_counts import StorageCounts
 from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.schedule import Schedule
-from objectcache_storage_server.deliveries.schedule_book import ScheduleBook
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.engine_calls import EngineCalls
-from objectcache_storage_server.metrics.measured import Measured
 from objectcache_storage_server.operators.run_checks import Checks
 from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.quotas.books import Books
 from objectcache_storage_server.s3.lifecycle import LifecycleCounts, LifecycleSweeper
+from objectcache_storage_server.scheduling.schedule_book import ScheduleBook
 from objectcache_storage_server.scheduling.windows.find_windows import WindowFinder
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.tracing.trace_book import TraceBook
@@ -78,11 +77,8 @@ class Service:
         self.tickets = TicketBook()
         self.sessions = SessionServer(targets, self.fabrics, self.tickets, storage)
         self.host_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        lifecycle = LifecycleCounts()
+        self.lifecycle = LifecycleCounts()
         self._sweeper: LifecycleSweeper | None = None
-        self.measured = Measured(
-            counts, engine, gates, schedule, books.in_flight, targets, staging, lifecycle
-        )
         self._metrics_page: MetricsPage | None = None
 
     @property
@@ -95,7 +91,7 @@ class Service:
         storage = self.settings.storage
         self._sweeper = LifecycleSweeper(
             self.engine,
-            self.measured.lifecycle,
+            self.lifecycle,
             storage.lifecycle_interval_s,
             storage.lifecycle_day_s,
             self.books.stored.upload_ended,
@@ -122,7 +118,7 @@ class Service:
         if self._metrics_page is None:
             from objectcache_storage_server.metrics.families import storage_page
 
-            self._metrics_page = storage_page(self.measured)
+            self._metrics_page = storage_page(self.gets, self.lifecycle)
         return self._metrics_page.text()
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ def every_metric(data_dir: str) -> dict[str, Described]:
     """Of all processes."""
     service = Service(Settings(server=ServerSettings(data_dir=data_dir)), MemoryEngine())
     try:
-        of_storage = described(storage_families(service.measured))
+        of_storage = described(storage_families(service.gets, service.lifecycle))
     finally:
         service.close()
     of_gateway = described(gateway_families(RequestCounts(1), lambda: LEVELS))

@@ -13,9 +13,9 @@ from objectcache_schemas.messages.quotas import TenantActivity
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, Quota
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.directory import AccountDirectory
-from objectcache_storage_server.accounts.in_flight import Flight, InFlight
-from objectcache_storage_server.accounts.quota_book import QuotaBook
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
+from objectcache_storage_server.quotas.in_flight import Flight, InFlight
+from objectcache_storage_server.quotas.quota_book import QuotaBook
 
 
 async def call(function: Callable[[], Quota]) -> Quota:

@@ -11,7 +11,7 @@ from objectcache_gateway.access.permissions import Caller
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.messages.quotas import RequestsTaken, TakeRequests
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, Quota
-from objectcache_storage_server.accounts.request_tokens import RequestTokens
+from objectcache_storage_server.quotas.request_tokens import RequestTokens
 
 # --- the storage server's side ---
 

@@ -19,7 +19,7 @@ from objectcache_schemas.operators.schedule import (
     ScheduleConfiguration,
     TenantShare,
 )
-from objectcache_storage_server.deliveries.schedule_book import TENANTS_MAX, ScheduleBook, merge
+from objectcache_storage_server.scheduling.schedule_book import TENANTS_MAX, ScheduleBook, merge
 
 SETTINGS = (
     "scheduler.policy=equal",

@@ -16,10 +16,10 @@ from objectcache_schemas.errors import NotFound, StorageFull
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, Quota
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.directory import AccountDirectory
-from objectcache_storage_server.accounts.quota_book import QuotaBook
-from objectcache_storage_server.accounts.stored_ledger import Reservation, StoredLedger
 from objectcache_storage_server.engines.base import BucketTotals, Engine
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
+from objectcache_storage_server.quotas.quota_book import QuotaBook
+from objectcache_storage_server.quotas.stored_ledger import Reservation, StoredLedger
 
 
 class Store:

@@ -19,13 +19,13 @@ from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.accounts.in_flight import Flight, InFlight
-from objectcache_storage_server.accounts.stored_ledger import Reservation, StoredLedger
 from objectcache_storage_server.admission.client_pace import ClientPace, SlowClients, watch
 from objectcache_storage_server.admission.entrance import Entrance, Gone, drained
 from objectcache_storage_server.admission.line_waits import LineWaits
 from objectcache_storage_server.admission.memory_line import MemoryGrants, MemoryWish
 from objectcache_storage_server.admission.put_slots import PutSlots
+from objectcache_storage_server.quotas.in_flight import Flight, InFlight
+from objectcache_storage_server.quotas.stored_ledger import Reservation, StoredLedger
 
 FRAGMENTS_AHEAD = 16  # of a body: under a cap a fragment is half a millisecond of it
 # Over a fabric: read, being written, and one more of each. More would only leave the cache.

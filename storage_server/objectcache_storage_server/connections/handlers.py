@@ -61,7 +61,6 @@ from objectcache_schemas.operators.server_state import (
     SetLogLevel,
 )
 from objectcache_schemas.operators.traces import GetTraces
-from objectcache_storage_server.accounts.take_requests import take_requests
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.tickets import TICKET_LIFE_S
 from objectcache_storage_server.deliveries.get_means import GetMeans
@@ -70,6 +69,7 @@ from objectcache_storage_server.leases.lend_target import serve_lease
 from objectcache_storage_server.operators import account_requests, process_requests
 from objectcache_storage_server.puts.prefix_puts import serve_kv_put
 from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.quotas.take_requests import take_requests
 from objectcache_storage_server.s3 import (
     bucket_requests,
     copy_requests,

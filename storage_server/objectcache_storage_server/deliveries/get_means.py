@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.settings import Settings
-from objectcache_storage_server.accounts.books import Books
 from objectcache_storage_server.admission.gates import Gates
 from objectcache_storage_server.counts.storage_counts import StorageCounts
 from objectcache_storage_server.deliveries.schedule import Schedule
 from objectcache_storage_server.engines.engine_calls import EngineCalls
+from objectcache_storage_server.quotas.books import Books
 from objectcache_storage_server.scheduling.windows.find_windows import WindowFinder
 from objectcache_storage_server.tracing.trace_book import TraceBook
 from objectcache_storage_server.transports.targets import TargetRegistry

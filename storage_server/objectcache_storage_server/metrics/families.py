@@ -24,12 +24,13 @@ from objectcache_storage_server.counts.storage_counts import (
     TenantCell,
 )
 from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.metrics.engine_families import (
     engine_call_families,
     engine_families,
 )
-from objectcache_storage_server.metrics.measured import Measured
 from objectcache_storage_server.s3.bucket_usage import bucket_usage
+from objectcache_storage_server.s3.lifecycle import LifecycleCounts
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 from objectcache_storage_server.tracing.recorder import PHASES
 
@@ -62,22 +63,22 @@ _TENANT_COUNTERS: tuple[tuple[str, str, Callable[[TenantCell], float]], ...] = (
 )
 
 
-def storage_page(measured: Measured) -> MetricsPage:
+def storage_page(means: GetMeans, lifecycle: LifecycleCounts) -> MetricsPage:
     """All of them as text."""
-    return MetricsPage(lambda: storage_families(measured))
+    return MetricsPage(lambda: storage_families(means, lifecycle))
 
 
-def storage_families(measured: Measured) -> Iterator[Metric]:
+def storage_families(means: GetMeans, lifecycle: LifecycleCounts) -> Iterator[Metric]:
     """All of them, in the document's order. Takes engine and scheduler locks for copies only."""
-    counts = measured.counts
+    counts = means.counts
     yield from _of_deliveries(counts)
-    yield from _of_schedule(measured)
-    yield from _of_tenants(measured)
+    yield from _of_schedule(means)
+    yield from _of_tenants(means)
     yield from _of_errors(counts)
-    yield from _of_lifecycle(measured)
+    yield from _of_lifecycle(lifecycle)
     yield from engine_call_families(counts.engine)
-    yield from engine_families(measured.engine.totals())
-    yield from _of_server(measured)
+    yield from engine_families(means.calls.engine.totals())
+    yield from _of_server(means)
 
 
 def _by_one(counts: Counts[str]) -> Labelled:
@@ -155,9 +156,9 @@ def _of_deliveries(counts: StorageCounts) -> Iterator[Metric]:
     )
 
 
-def _of_schedule(measured: Measured) -> Iterator[Metric]:
-    policy = measured.schedule.policy
-    allocated, achieved = measured.schedule.dispatcher.with_scheduler(_rates)
+def _of_schedule(means: GetMeans) -> Iterator[Metric]:
+    policy = means.schedule.policy
+    allocated, achieved = means.schedule.dispatcher.with_scheduler(_rates)
     yield gauge(
         "allocated_bytes_per_second",
         "Rates assigned to the deliveries that use them, together.",
@@ -171,29 +172,29 @@ def _of_schedule(measured: Measured) -> Iterator[Metric]:
         [((policy,), achieved)],
     )
     yield gauge(
-        "deliveries_running", "Deliveries that run.", (), alone(measured.gates.entrance.running)
+        "deliveries_running", "Deliveries that run.", (), alone(means.gates.entrance.running)
     )
     yield gauge(
         "deliveries_waiting",
         "Requests for deliveries that wait, for their tenant's turn or for memory.",
         ("reason",),
         [
-            (("turn",), measured.gates.entrance.waiting),
-            (("memory",), measured.gates.bodies.waiting),
-            (("staging",), measured.gates.staging.waiting),
+            (("turn",), means.gates.entrance.waiting),
+            (("memory",), means.gates.bodies.waiting),
+            (("staging",), means.gates.staging.waiting),
         ],
     )
     yield gauge(
         "in_flight_bytes",
         "Memory promised to deliveries into sockets.",
         (),
-        alone(measured.gates.pool.promised_bytes),
+        alone(means.gates.pool.promised_bytes),
     )
     yield gauge(
         "fabric_staging_bytes",
         "Staging memory promised to deliveries over fabrics.",
         (),
-        alone(measured.staging.promised_bytes),
+        alone(means.staging.promised_bytes),
     )
 
 
@@ -201,19 +202,19 @@ def _rates(scheduler: Scheduler[Delivery]) -> tuple[float, float]:
     return scheduler.assigned_bytes_per_s, scheduler.meter.rate_bytes_per_s(time.monotonic())
 
 
-def _of_tenants(measured: Measured) -> Iterator[Metric]:
-    cells = list(measured.counts.tenants.items())
+def _of_tenants(means: GetMeans) -> Iterator[Metric]:
+    cells = list(means.counts.tenants.items())
     for name, text, value in _TENANT_COUNTERS:
         yield counter(name, text, ("tenant",), [((who,), value(cell)) for who, cell in cells])
-    yield from _of_activity(measured)
-    yield from _of_usage(measured)
+    yield from _of_activity(means)
+    yield from _of_usage(means)
 
 
-def _of_activity(measured: Measured) -> Iterator[Metric]:
+def _of_activity(means: GetMeans) -> Iterator[Metric]:
     in_flight_bytes: Counter[str] = Counter()
     deliveries: Counter[str] = Counter()
-    for tenant in measured.in_flight.tenants():
-        name = measured.counts.names[tenant.identity]
+    for tenant in means.books.in_flight.tenants():
+        name = means.counts.names[tenant.identity]
         in_flight_bytes[name] += tenant.in_flight_bytes
         deliveries[name] += tenant.deliveries
     yield gauge(
@@ -227,12 +228,12 @@ def _of_activity(measured: Measured) -> Iterator[Metric]:
     )
 
 
-def _of_usage(measured: Measured) -> Iterator[Metric]:
+def _of_usage(means: GetMeans) -> Iterator[Metric]:
     stored_bytes: Counter[str] = Counter()
     objects: Counter[str] = Counter()
-    buckets = bucket_usage(measured.engine, GetUsage())
+    buckets = bucket_usage(means.calls.engine, GetUsage())
     for bucket in buckets:
-        name = measured.counts.names[bucket.owner]
+        name = means.counts.names[bucket.owner]
         stored_bytes[name] += bucket.stored_bytes
         objects[name] += bucket.object_count
     yield gauge("buckets", "Buckets.", (), alone(len(buckets)))
@@ -259,8 +260,7 @@ def _of_errors(counts: StorageCounts) -> Iterator[Metric]:
     )
 
 
-def _of_lifecycle(measured: Measured) -> Iterator[Metric]:
-    counts = measured.lifecycle
+def _of_lifecycle(counts: LifecycleCounts) -> Iterator[Metric]:
     for name, text, value in (
         ("lifecycle_sweeps_total", "Searches for what lifecycle rules expire.", counts.sweeps),
         (
@@ -287,26 +287,24 @@ def _of_lifecycle(measured: Measured) -> Iterator[Metric]:
         yield counter(name, text, (), alone(value))
 
 
-def _of_server(measured: Measured) -> Iterator[Metric]:
-    counts = measured.counts
-    yield gauge("puts_running", "Puts that run.", (), alone(measured.gates.slots.puts))
-    yield gauge(
-        "puts_waiting", "Puts that wait for a slot.", (), alone(measured.gates.puts.waiting)
-    )
+def _of_server(means: GetMeans) -> Iterator[Metric]:
+    counts = means.counts
+    yield gauge("puts_running", "Puts that run.", (), alone(means.gates.slots.puts))
+    yield gauge("puts_waiting", "Puts that wait for a slot.", (), alone(means.gates.puts.waiting))
     yield counter(
         "slow_clients_cut_total",
         "Bodies and puts that were cut for their clients' rate while others waited.",
         ("kind",),
         [
-            (("body",), measured.gates.slow_bodies.cut_count),
-            (("put",), measured.gates.slow_puts.cut_count),
+            (("body",), means.gates.slow_bodies.cut_count),
+            (("put",), means.gates.slow_puts.cut_count),
         ],
     )
     yield gauge(
         "put_staging_bytes",
         "Bytes of unfinished puts.",
         (),
-        alone(measured.gates.slots.staged_bytes),
+        alone(means.gates.slots.staged_bytes),
     )
     yield gauge(
         "storage_gateway_connections",
@@ -320,12 +318,10 @@ def _of_server(measured: Measured) -> Iterator[Metric]:
         (),
         alone(counts.client_connections),
     )
-    yield gauge(
-        "targets", "Targets that clients have registered.", (), alone(measured.targets.count)
-    )
+    yield gauge("targets", "Targets that clients have registered.", (), alone(means.targets.count))
     yield gauge(
         "storage_draining",
         "1 while the storage server takes no more work.",
         (),
-        alone(measured.gates.takes_no_work),
+        alone(means.gates.takes_no_work),
     )

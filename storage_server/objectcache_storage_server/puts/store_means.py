@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.settings import Settings
-from objectcache_storage_server.accounts.books import Books
 from objectcache_storage_server.admission.gates import Gates
 from objectcache_storage_server.counts.storage_counts import StorageCounts
 from objectcache_storage_server.engines.engine_calls import EngineCalls
+from objectcache_storage_server.quotas.books import Books
 from objectcache_storage_server.transports.targets import TargetRegistry
 
 

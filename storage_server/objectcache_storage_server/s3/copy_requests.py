@@ -10,11 +10,11 @@ from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.messages.uploads import CompleteUpload
 from objectcache_schemas.messages.writes import CopyObject, CopyPart, Stored
 from objectcache_schemas.records import BucketInfo, ObjectInfo
-from objectcache_storage_server.accounts.in_flight import Flight
-from objectcache_storage_server.accounts.stored_ledger import Reservation
 from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, StagedPut
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.quotas.in_flight import Flight
+from objectcache_storage_server.quotas.stored_ledger import Reservation
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.join_parts import complete_upload
 from objectcache_storage_server.s3.upload_requests import count_part

@@ -11,7 +11,6 @@ from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.quotas import CheckPut
 from objectcache_schemas.messages.writes import CommitPut, PutObject, PutPart, Stored
 from objectcache_schemas.records import BucketInfo, Condition
-from objectcache_storage_server.accounts.stored_ledger import Reservation
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.engines.base import (
     CHECKSUM_BLOCK_BYTES,
@@ -22,6 +21,7 @@ from objectcache_storage_server.engines.base import (
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.puts.receive_data import Receiver, receive_all
 from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.quotas.stored_ledger import Reservation
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.upload_requests import count_part
 

@@ -11,8 +11,8 @@ from objectcache_schemas.messages.uploads import (
     CreateUpload,
     Upload,
 )
-from objectcache_storage_server.accounts.stored_ledger import Reservation
 from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.quotas.stored_ledger import Reservation
 from objectcache_storage_server.s3 import multipart
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from objectcache_schemas.messages.quotas import RequestsTaken, TakeRequests
-from objectcache_storage_server.accounts.books import Books
 from objectcache_storage_server.engines.engine_calls import EngineCalls
+from objectcache_storage_server.quotas.books import Books
 
 
 async def take_requests(books: Books, calls: EngineCalls, request: TakeRequests) -> RequestsTaken:

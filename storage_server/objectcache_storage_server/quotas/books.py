@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.accounts.directory import AccountDirectory
-from objectcache_storage_server.accounts.in_flight import InFlight
-from objectcache_storage_server.accounts.quota_book import QuotaBook
 from objectcache_storage_server.accounts.read_passes import Versions
-from objectcache_storage_server.accounts.request_tokens import RequestTokens
-from objectcache_storage_server.accounts.stored_ledger import StoredLedger
 from objectcache_storage_server.engines.base import Engine
+from objectcache_storage_server.quotas.in_flight import InFlight
+from objectcache_storage_server.quotas.quota_book import QuotaBook
+from objectcache_storage_server.quotas.request_tokens import RequestTokens
+from objectcache_storage_server.quotas.stored_ledger import StoredLedger
 
 
 class Books:

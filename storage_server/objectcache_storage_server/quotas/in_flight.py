@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from objectcache_schemas.errors import Busy, StorageFull
 from objectcache_schemas.messages.quotas import TenantActivity
 from objectcache_schemas.records import Quota
-from objectcache_storage_server.accounts.quota_book import QuotaBook
+from objectcache_storage_server.quotas.quota_book import QuotaBook
 
 RETRY_AFTER_S = 1.0
 

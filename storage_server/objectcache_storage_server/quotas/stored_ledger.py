@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 
 from objectcache_schemas.errors import NotFound, StorageFull
 from objectcache_schemas.records import BucketInfo, Quota
-from objectcache_storage_server.accounts.quota_book import QuotaBook
-from objectcache_storage_server.accounts.stored_totals import (
+from objectcache_storage_server.engines.base import BucketTotals
+from objectcache_storage_server.quotas.quota_book import QuotaBook
+from objectcache_storage_server.quotas.stored_totals import (
     NOTHING,
     BucketTally,
     Holding,
     StoredTotals,
 )
-from objectcache_storage_server.engines.base import BucketTotals
 
 OBJECT = Holding(1, 0)
 RECOUNT_REST = 10.0  # times as long as a recount took, before the same owner's buckets are again

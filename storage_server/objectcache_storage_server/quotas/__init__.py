@@ -1,0 +1,1 @@
+"""How much tenants and buckets may have, and have: stored, in flight, and in requests a second."""
