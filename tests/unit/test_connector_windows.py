@@ -227,6 +227,15 @@ def test_a_device_that_is_behind_is_measured_by_its_own_clock_and_never_waited_f
     assert windows.expected_s(PREFILL) == pytest.approx(0.02)
 
 
+def test_a_window_that_is_asked_for_knows_all_that_the_device_has_computed() -> None:
+    device = FakeDevice()
+    windows = StepWindows(DeviceClock(device))
+    for _ in range(STEPS_MIN):
+        computed_step(windows, 3, lambda _: device.compute(0.02))
+        device.run(kernels=3)
+    assert windows.expected_s(PREFILL) == pytest.approx(0.02)
+
+
 def test_what_a_device_waits_for_is_not_computing() -> None:
     device = FakeDevice()
     windows = StepWindows(DeviceClock(device))

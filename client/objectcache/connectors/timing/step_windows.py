@@ -70,6 +70,7 @@ class StepWindows:
 
     def expected_s(self, shape: BatchShape) -> float | None:
         """The compute window of a step of this shape; None where it cannot be told yet."""
+        self._look()
         return self._learner.window_s(shape)
 
     def step_begins(self, step: Step) -> None:
