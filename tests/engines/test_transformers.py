@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import statistics
 import time
@@ -20,6 +21,10 @@ from objectcache.client import Client
 from objectcache.connectors.transformers.layer_timings import LayerTimings
 from objectcache.connectors.transformers.layerwise_cache import LayerwiseCache, chunks_of, layout_of
 from objectcache.errors import DeliveryFailed, InvalidRequest, Unsupported
+from objectcache.gpu.copier import Copier
+from objectcache.gpu.cuda_device import CudaDevice
+from objectcache.gpu.device import Way
+from objectcache.gpu.line import LineSettings
 from objectcache.kv_bucket import KvBucket
 from tests.engines.delivery_traces import NewTraces
 from tests.servers import RunningServer, start_server
@@ -27,6 +32,8 @@ from tests.servers import RunningServer, start_server
 CHUNK_TOKENS = 16
 PREFIX_TOKENS = 384
 LAYERS = 6
+HAS_GPU = torch.cuda.is_available()
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not HAS_GPU, reason="no GPU"))]
 
 
 def client_of(server: RunningServer, **changes: Any) -> Client:
@@ -54,15 +61,15 @@ def prompt_of(tokens: int) -> Any:
 class Stored:
     """A prompt's prefix, computed once and stored."""
 
-    def __init__(self, client: Client, dtype: Any, name: str) -> None:
-        self.model = model_of(dtype)
-        self.prompt = prompt_of(PREFIX_TOKENS + 77)
+    def __init__(self, client: Client, dtype: Any, name: str, device: str = "cpu") -> None:
+        self.model = model_of(dtype).to(device)
+        self.prompt = prompt_of(PREFIX_TOKENS + 77).to(device)
         layout = layout_of(
             self.model.config, dtype, chunk_tokens=CHUNK_TOKENS, weights_revision="seed 0"
         )
         self.bucket: KvBucket = client.kv_bucket(name, layout, create=True)
         self.prefix, self.suffix = self.prompt[:, :PREFIX_TOKENS], self.prompt[:, PREFIX_TOKENS:]
-        self.keys = self.bucket.chunk_keys(self.prefix[0].numpy())
+        self.keys = self.bucket.chunk_keys(self.prefix[0].cpu().numpy())
         self.local = DynamicCache(config=self.model.config)
         self.run(self.prefix, self.local)
         chunks = chunks_of(self.local, len(self.keys), layout)
@@ -79,13 +86,14 @@ class Stored:
             return self.run(self.suffix, cache), cache
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("delivery", ["layerwise", "chunkwise"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 def test_logits_are_bit_identical_to_local_reuse(
-    server: RunningServer, dtype: Any, delivery: str
+    server: RunningServer, dtype: Any, delivery: str, device: str
 ) -> None:
     with client_of(server) as client:
-        stored = Stored(client, dtype, f"t-{str(dtype)[6:]}-{delivery}")
+        stored = Stored(client, dtype, f"t-{str(dtype)[6:]}-{delivery}-{device}", device)
         logits, cache = stored.reused(delivery=delivery)
         assert torch.equal(logits, stored.run(stored.suffix, copy.deepcopy(stored.local)))
         # What follows the prefill goes on as with any cache.
@@ -94,6 +102,56 @@ def test_logits_are_bit_identical_to_local_reuse(
         stored.run(stored.suffix, local)
         assert torch.equal(stored.run(following, cache), stored.run(following, local))
         assert cache.get_seq_length() == PREFIX_TOKENS + 78
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+@pytest.mark.parametrize("way", list(Way), ids=[way.value for way in Way])
+def test_logits_are_bit_identical_where_layers_are_copied_beside_the_model(
+    server: RunningServer, way: Way
+) -> None:
+    with (
+        client_of(server) as client,
+        Copier(CudaDevice(), loads=LineSettings(way, 64 << 10)) as copier,
+    ):
+        stored = Stored(client, torch.bfloat16, f"t-beside-{way.value}", "cuda")
+        local = copy.deepcopy(stored.local)
+        expected = stored.run(stored.suffix, local)
+        layout = stored.bucket.layout
+        target = client.shared_memory_target(len(stored.keys) * layout.chunk_bytes)
+        copier.pin(target)
+        for _ in range(3):
+            target.array[:] = 0
+            with stored.bucket.fetch(stored.keys, delivery="layerwise", target=target) as delivery:
+                cache = LayerwiseCache(stored.model.config, delivery, layout, copier=copier)
+                logits = stored.run(stored.suffix, cache)
+            target.array[:] = 255  # whoever has it next
+            assert torch.equal(logits, expected)
+            assert torch.equal(cache.layers[-1].keys, local.layers[-1].keys)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+def test_a_delivery_that_fails_while_it_is_copied_raises_out_of_the_model(
+    own_server: RunningServer,
+) -> None:
+    with client_of(own_server, timeout_s=10.0) as client, Copier(CudaDevice()) as copier:
+        stored = Stored(client, torch.bfloat16, "t-beside-dies", "cuda")
+        layout = stored.bucket.layout
+        payload_bytes = len(stored.keys) * layout.chunk_bytes
+        target = client.shared_memory_target(payload_bytes)
+        copier.pin(target)
+
+        def kill(*_: Any) -> None:
+            own_server.kill_storage()
+
+        hook = stored.model.model.layers[0].register_forward_hook(kill)
+        rate = payload_bytes // 4
+        with stored.bucket.fetch(
+            stored.keys, delivery="layerwise", target=target, rate_bytes_per_s=rate
+        ) as delivery:
+            cache = LayerwiseCache(stored.model.config, delivery, layout, copier=copier)
+            with pytest.raises(DeliveryFailed):
+                stored.run(stored.suffix, cache)
+        hook.remove()
 
 
 def test_reuse_agrees_with_computing_everything(server: RunningServer) -> None:
@@ -174,6 +232,74 @@ def test_a_fetch_has_the_window_of_its_prefill_and_reports_what_it_took(
             assert trace.reported_window_s == pytest.approx(measured_s, rel=0.2)
         with pytest.raises(InvalidRequest, match="leaves nothing to compute"):
             timings.fetch(stored.bucket, stored.keys[:2], 2 * CHUNK_TOKENS)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+def test_on_a_gpu_windows_are_what_events_around_its_layers_say(server: RunningServer) -> None:
+    """Calls run ahead of the device, whose own times count: layers of a few milliseconds, which
+    the same prefills from local KV are timed by beside it.
+    """
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=500,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+    )
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).eval()
+    layout = layout_of(config, torch.float32, chunk_tokens=CHUNK_TOKENS, weights_revision="seed 0")
+    tokens = prompt_of(4096).cuda()
+    local = DynamicCache(config=config)
+    timings = LayerTimings(model)
+    with client_of(server) as client, torch.no_grad():
+        bucket = client.kv_bucket("t-gpu-timed", layout, create=True)
+        keys = bucket.chunk_keys(tokens[0, :256].cpu().numpy())
+        model(tokens[:, :256], past_key_values=local)
+        bucket.put(keys, chunks_of(local, len(keys), layout))
+        traces = NewTraces(server, bucket.name)
+        shapes = ((0, 2000), (0, 2500), (0, 1500), (16, 2000), (8, 3000), (16, 1600), (16, 2600))
+        took_s = []
+        for chunks, computed in shapes:
+            cached = chunks * CHUNK_TOKENS
+            with timings.fetch(bucket, keys[:chunks], cached + computed) as delivery:
+                cache = LayerwiseCache(config, delivery, layout, timings)
+                model(tokens[:, cached : cached + computed], past_key_values=cache)
+                torch.cuda.synchronize()
+            if chunks:
+                again = copy.deepcopy(local)
+                if cached < 256:
+                    again.crop(cached - 256)
+                took_s.append(gpu_layer_s(model, tokens[:, cached : cached + computed], again))
+        # What the device has computed is told when the engine comes by again.
+        timings.prefill_begins(bucket.fetch([]), 1, 0)
+        consumed = traces.all_consumed(len(took_s))
+    for trace, measured_s in zip(consumed, took_s, strict=True):
+        assert trace.window_source == "descriptor"
+        assert trace.reported_window_s == pytest.approx(measured_s, rel=0.2)
+    # What a layer takes grows with its tokens in steps; shapes like these were seen by then.
+    for trace, measured_s in list(zip(consumed, took_s, strict=True))[1:]:
+        assert trace.compute_window_s == pytest.approx(measured_s, rel=0.2)
+
+
+def gpu_layer_s(model: Any, tokens: Any, cache: Any) -> float:
+    """What a layer takes on the device, by events of the test's own around each layer."""
+    events: list[Any] = []
+
+    def note(*_: Any) -> None:
+        events.append(torch.cuda.Event(enable_timing=True))
+        events[-1].record()
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in model.model.layers]
+    hooks.append(model.model.layers[-1].register_forward_hook(note))
+    model(tokens, past_key_values=cache)
+    for hook in hooks:
+        hook.remove()
+    events[-1].synchronize()
+    pairs = itertools.pairwise(events)
+    return statistics.median([float(begin.elapsed_time(end)) / 1e3 for begin, end in pairs])
 
 
 @contextmanager

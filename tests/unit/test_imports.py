@@ -136,3 +136,13 @@ def test_the_clients_names_are_loaded_when_they_are_used() -> None:
     )
     assert run.stderr == ""
     assert run.stdout == "module 'objectcache' has no attribute 'Clinet'\n"
+
+
+def test_nothing_loads_cuda_until_a_gpu_is_opened() -> None:
+    """Though the machine may have it."""
+    program = (
+        "import objectcache.gpu.copier, objectcache.gpu.cuda_device, sys\n"
+        "assert not [line for line in open('/proc/self/maps') if 'libcuda' in line]\n"
+        "assert not {'torch', 'cuda'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

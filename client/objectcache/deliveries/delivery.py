@@ -89,6 +89,11 @@ class Delivery:
         return self._shape.chunk_count
 
     @property
+    def slice_bytes(self) -> int:
+        """Bytes of one chunk's slice of a layer."""
+        return self._shape.slice_bytes
+
+    @property
     def mode(self) -> str:
         """`layerwise` or `chunkwise`."""
         return self._shape.mode.value

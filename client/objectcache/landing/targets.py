@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from objectcache.landing.regions import Landing, Region, nothing
+from objectcache.landing.regions import Landing, Region, SharedRegion, nothing
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
@@ -183,6 +183,10 @@ class RegisteredTarget(Target):
 
 class SharedMemoryTarget(RegisteredTarget):
     """Shared memory, made by `Client.shared_memory_target`. Its payload may also come by body."""
+
+    def __init__(self, region: SharedRegion) -> None:
+        super().__init__(region)
+        self.file = region.file
 
 
 class FabricTarget(RegisteredTarget):

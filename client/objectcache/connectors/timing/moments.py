@@ -1,6 +1,6 @@
 """Moments at which an engine begins and ends to compute: by the host's clock, or by its device's.
 
-Not run on a GPU: written against torch's interface, and tested with a stand-in for it.
+On a GPU run with Transformers alone; with other engines tested with a stand-in for torch's events.
 """
 
 from __future__ import annotations

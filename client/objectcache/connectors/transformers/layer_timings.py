@@ -13,6 +13,7 @@ from objectcache.connectors.timing.moments import clock_of
 from objectcache.connectors.timing.step_windows import Step, StepWindows
 from objectcache.deliveries.delivery import Delivery
 from objectcache.kv_bucket import KvBucket
+from objectcache.landing.targets import Target
 from objectcache_schemas.errors import InvalidRequest
 
 
@@ -31,7 +32,14 @@ class LayerTimings:
         self.fingerprint = compute_profile or compute_fingerprint(str(name), 1)
         self._windows = StepWindows(clock_of(model.device))
 
-    def fetch(self, bucket: KvBucket, chunk_keys: Sequence[str], prompt_tokens: int) -> Delivery:
+    def fetch(
+        self,
+        bucket: KvBucket,
+        chunk_keys: Sequence[str],
+        prompt_tokens: int,
+        *,
+        target: Target | None = None,
+    ) -> Delivery:
         """As `bucket.fetch`, layer by layer, of a prompt of so many tokens whose rest the model is
         about to compute. Raises what that raises, and `InvalidRequest` where nothing is left.
         """
@@ -51,6 +59,7 @@ class LayerTimings:
             context_tokens=prompt_tokens,
             fingerprint=self.fingerprint,
             computed_tokens=computed_tokens,
+            target=target,
         )
 
     def prefill_begins(self, delivery: Delivery, computed: int, before: int) -> None:

@@ -17,6 +17,9 @@ from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.transformers.layer_timings import LayerTimings
 from objectcache.deliveries.delivery import Delivery
+from objectcache.gpu.copier import Copier
+from objectcache.gpu.layer_load import LayerLoad
+from objectcache.gpu.pieces import BlockPart, PagedBlocks
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest, Unsupported
 from objectcache_schemas.layout import KvLayout
@@ -103,19 +106,25 @@ class LayerwiseCache(_DynamicCache):
         delivery: Delivery,
         layout: KvLayout,
         timings: LayerTimings | None = None,
+        copier: Copier | None = None,
     ) -> None:
         """`layout` is `layout_of` the same configuration. With its model's `timings` the server
         hears how long each layer was computed; without, what its waits tell, and on a device, of
-        which they tell nothing, not even that. Raises `InvalidRequest` where the delivery has not
-        all of its layers.
+        which they tell nothing, not even that.
+
+        With the `copier` of the model's device, layers are copied there as they arrive, beside what
+        it computes; the delivery is then into a target that the copier has pinned (`Copier.pin`).
+        Without, each is copied while the model waits for it. Raises `InvalidRequest` where the
+        delivery has not all of its layers.
         """
         super().__init__(config=config)
         if delivery.layers != range(layout.num_layers) or len(self.layers) != layout.num_layers:
             raise InvalidRequest(
                 f"the delivery has the layers {delivery.layers}, the model {len(self.layers)}"
             )
+        loads = _DeviceLoads(delivery, copier)
         self.layers = [
-            _ArrivingLayer(delivery, index, layout.chunk_tokens, timings)
+            _ArrivingLayer(delivery, index, layout.chunk_tokens, timings, loads)
             for index in range(layout.num_layers)
         ]
 
@@ -124,9 +133,15 @@ class _ArrivingLayer(_DynamicLayer):
     """One layer: the prefix's KV when it has come, and what the model adds to it."""
 
     def __init__(
-        self, delivery: Delivery, layer: int, chunk_tokens: int, timings: LayerTimings | None
+        self,
+        delivery: Delivery,
+        layer: int,
+        chunk_tokens: int,
+        timings: LayerTimings | None,
+        loads: _DeviceLoads,
     ) -> None:
         super().__init__()
+        self._loads: _DeviceLoads | None = loads
         self._delivery: Delivery | None = delivery
         self._layer = layer
         self._chunk_tokens = chunk_tokens
@@ -143,12 +158,13 @@ class _ArrivingLayer(_DynamicLayer):
     ) -> tuple[Any, Any]:
         delivery, self._delivery = self._delivery, None
         timings, self._timings = self._timings, None
+        loads, self._loads = self._loads, None
         if delivery is not None and self._layer == delivery.layers.start:
             self._begin(delivery, timings, key_states)
         if timings is not None:
             timings.wait_begins()
-        if delivery is not None and delivery.chunk_count:
-            self._join(delivery, key_states, value_states)
+        if delivery is not None and delivery.chunk_count and loads is not None:
+            self._join(delivery, loads, key_states, value_states)
         else:
             super().update(key_states, value_states, *arguments, **more)
         if delivery is not None and timings is not None:
@@ -162,25 +178,66 @@ class _ArrivingLayer(_DynamicLayer):
         elif key_states.device.type != "cpu":
             delivery.report_explicitly()  # the calls run ahead of the device
 
-    def _join(self, delivery: Delivery, key_states: Any, value_states: Any) -> None:
-        payload = delivery.wait_layer(self._layer)
-        stored = _chunks_view(payload, self._chunk_tokens, key_states)
+    def _join(
+        self, delivery: Delivery, loads: _DeviceLoads, key_states: Any, value_states: Any
+    ) -> None:
+        batch, heads, _, width = key_states.shape
+        if batch != 1:
+            raise InvalidRequest(f"a stored prefix is one sequence, the model was given {batch}")
+        payload = loads.layer(self._layer, key_states.device)
+        shape = (delivery.chunk_count, 2, self._chunk_tokens, heads, width)
+        stored = payload.view(key_states.dtype).view(shape).transpose(2, 3)
         self.lazy_initialization(key_states, value_states)
         self.keys = _joined(stored[:, 0], key_states)
         self.values = _joined(stored[:, 1], value_states)
 
     def reset(self) -> None:
-        self._delivery = self._timings = None
+        self._delivery = self._timings = self._loads = None
         super().reset()
 
 
-def _chunks_view(payload: Bytes, chunk_tokens: int, like: Any) -> Any:
-    """A layer payload as (chunk, K or V, head, token, dim), a view of it."""
-    batch, heads, _, width = like.shape
-    if batch != 1:
-        raise InvalidRequest(f"a stored prefix is one sequence, the model was given {batch}")
-    values = _torch.from_numpy(payload).to(like.device).view(like.dtype)
-    return values.view(len(payload), 2, chunk_tokens, heads, width).transpose(2, 3)
+class _DeviceLoads:
+    """A delivery's layers where the model computes: uint8[chunk_count, per_layer_chunk_bytes]."""
+
+    def __init__(self, delivery: Delivery, copier: Copier | None) -> None:
+        self._delivery = delivery
+        self._copier = copier
+        self._load: LayerLoad | None = None
+        self._payloads: dict[int, Any] = {}  # on the device, until the model has them
+
+    def layer(self, layer: int, device: Any) -> Any:
+        """A layer that the current stream may read. Raises what `Delivery.wait_layer` raises."""
+        if self._copier is None or device.type == "cpu":
+            return _torch.from_numpy(self._delivery.wait_layer(layer)).to(device)
+        stream = _torch.cuda.current_stream(device).cuda_stream
+        if self._load is None:
+            self._load = self._begun(self._copier, device, stream)
+        try:
+            self._load.wait(layer, stream)
+        except BaseException:
+            self._load.close()
+            raise
+        if layer == self._delivery.layers.stop - 1:
+            self._load.close()  # the delivery's memory may be another's when the model has run
+        return self._payloads.pop(layer)
+
+    def __del__(self) -> None:
+        # A model that raised leaves layers behind: their memory goes when nothing writes to it.
+        if self._load is not None:
+            self._load.close()
+
+    def _begun(self, copier: Copier, device: Any, stream: int) -> LayerLoad:
+        slice_bytes = self._delivery.slice_bytes
+        shape = (self._delivery.chunk_count, slice_bytes)
+        for layer in self._delivery.layers:
+            self._payloads[layer] = _torch.empty(shape, dtype=_torch.uint8, device=device)
+        blocks = {
+            layer: PagedBlocks([BlockPart(each.data_ptr(), slice_bytes, slice_bytes)], shape[0])
+            for layer, each in self._payloads.items()
+        }
+        ids = range(shape[0])
+        # The allocator gives memory that the stream may still use: copies come behind that.
+        return copier.load(self._delivery, lambda layer, s: blocks[layer].pieces(ids, s), stream)
 
 
 def _joined(chunks: Any, more: Any) -> Any:

@@ -1,0 +1,133 @@
+"""Copies between host memory and one device beside what it computes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from objectcache.deliveries.delivery import Delivery
+from objectcache.gpu.device import Device, Direction, Lane, Mark
+from objectcache.gpu.layer_load import LayerLoad, Places
+from objectcache.gpu.line import Job, Line, LineSettings
+from objectcache.gpu.pieces import Pieces
+from objectcache.gpu.pinned_memory import PinnedMemory
+from objectcache.landing.targets import SharedMemoryTarget
+
+
+class BlockSave(Job):
+    """Blocks on their way out of a device. Made by `Copier.save`."""
+
+    def __init__(self, line: Line, device: Device, pieces: Pieces, behind: Mark | None) -> None:
+        self._line = line
+        self._device = device
+        self._behind = behind
+        settings = line.settings
+        self._tasks = deque(pieces.joined().micro_tasks(settings.task_bytes, settings.pieces_max))
+        self._behind_streams: set[int] = set()
+        self._marks: dict[int, Mark] = {}  # the last one of each stream
+        self._failure: Exception | None = None
+        self._queued = threading.Condition()
+
+    def wait(self) -> None:
+        """Sleep until the bytes are in host memory. The device's may be overwritten then.
+
+        Raises `Unavailable` where the device has failed.
+        """
+        with self._queued:
+            self._queued.wait_for(lambda: self.over)
+            marks = list(self._marks.values())
+        for mark in marks:
+            mark.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def over(self) -> bool:
+        return self._failure is not None or not self._tasks
+
+    def due(self) -> int | None:
+        return 0 if self._tasks else None
+
+    def next_task(self, lane: Lane) -> Pieces:
+        if self._behind is not None and lane.stream not in self._behind_streams:
+            lane.follow(self._behind)
+            self._behind_streams.add(lane.stream)
+        return self._tasks[0]
+
+    def queued(self, lane: Lane) -> None:
+        with self._queued:
+            self._marks[lane.stream] = self._device.mark(lane.stream)
+            self._tasks.popleft()
+            self._queued.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        with self._queued:
+            self._failure = error
+            self._queued.notify_all()
+
+
+class Copier:
+    """Loads into and saves out of one device, each with a thread and streams of their own."""
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        loads: LineSettings | None = None,
+        saves: LineSettings | None = None,
+    ) -> None:
+        """Raises `InvalidRequest` for a way that the device has not, and `Unavailable`."""
+        self.device = device
+        self.pinned = PinnedMemory(device)
+        self._loads = Line(device, Direction.LOAD, loads or LineSettings.best_of(device))
+        self._saves = Line(device, Direction.SAVE, saves or LineSettings.best_of(device))
+
+    def pin(self, target: SharedMemoryTarget) -> None:
+        """Let the device reach a target's memory, for as long as there is one. Raises
+        `Unavailable`.
+        """
+        self.pinned.pin(target.file)
+
+    def load(self, delivery: Delivery, places: Places, stream: int | None = None) -> LayerLoad:
+        """Copy a delivery's layers to where `places(layer, slices)` says, as they arrive.
+
+        `slices` is uint8[chunk_count, slice_bytes], in memory that is pinned. `places` is called
+        in another thread. The first copy comes behind what is queued on `stream` now.
+        """
+        behind = None if stream is None else self.device.mark(stream)
+        load = LayerLoad(self._loads, self.device, self.pinned, delivery, places, behind)
+        self._loads.add(load)
+        return load
+
+    def save(self, pieces: Pieces, stream: int | None = None) -> BlockSave:
+        """Copy blocks into host memory, behind what is queued on `stream` now.
+
+        Raises `InvalidRequest` for memory that is not pinned.
+        """
+        self.pinned.check(pieces)
+        behind = None if stream is None else self.device.mark(stream)
+        save = BlockSave(self._saves, self.device, pieces, behind)
+        self._saves.add(save)
+        return save
+
+    def close(self) -> None:
+        """End the threads, and unpin all memory. Loads and saves under way fail."""
+        self._loads.close()
+        self._saves.close()
+        self.pinned.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Copier {self.device!r}, {self._loads!r}, {self._saves!r}, {self.pinned!r}>"

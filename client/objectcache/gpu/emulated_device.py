@@ -1,0 +1,239 @@
+"""A device without hardware: its streams are threads, its link has a rate, its bytes are real."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import ClassVar
+
+import numpy as np
+
+from objectcache.gpu.device import KERNEL_PIECE_BYTES, Device, Direction, Gate, Lane, Mark, Way
+from objectcache.gpu.pieces import Pieces
+from objectcache.payload import Bytes
+
+_CLOSING_S = 10.0  # how long a closing stream is waited for
+
+
+class _Link:
+    """Bytes of one direction pass one after the other, at so much a second."""
+
+    def __init__(self, rate_bytes_per_s: float | None) -> None:
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self._free_s = 0.0
+        self._lock = threading.Lock()
+
+    def passes(self, count_bytes: int) -> None:
+        if self._rate_bytes_per_s is None:
+            return
+        with self._lock:
+            now_s = time.monotonic()
+            self._free_s = max(now_s, self._free_s) + count_bytes / self._rate_bytes_per_s
+            wait_s = self._free_s - now_s
+        time.sleep(wait_s)
+
+
+class _EmulatedMark(Mark):
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+
+    def wait(self) -> None:
+        self.reached.wait()
+
+
+class _Stream:
+    """Does what it is given in its order, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="emulated-stream", daemon=True)
+        self._thread.start()
+
+    def add(self, work: Callable[[], object]) -> None:
+        self._queue.put(work)
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(_CLOSING_S)
+
+
+class EmulatedDevice(Device):
+    """Memory of this process that plays a device's. `rate_bytes_per_s` is each direction's."""
+
+    kind: ClassVar[str] = "emulated"
+    has_gates = True
+
+    def __init__(self, rate_bytes_per_s: float | None = None) -> None:
+        self.ways = frozenset(Way)
+        self._links = {direction: _Link(rate_bytes_per_s) for direction in Direction}
+        self._streams: dict[int, _Stream] = {}
+        self._handles = itertools.count(1)
+        self._memory: dict[int, Bytes] = {}
+        self._pinned: dict[int, int] = {}
+
+    def enter_thread(self) -> None:
+        pass
+
+    def pin(self, address: int, length_bytes: int) -> None:
+        assert address not in self._pinned
+        self._pinned[address] = length_bytes
+
+    def unpin(self, address: int) -> None:
+        del self._pinned[address]
+
+    def lane(self, task_bytes_max: int, pieces_max: int, beside: Lane | None = None) -> Lane:
+        if beside is None:
+            handle = next(self._handles)
+            self._streams[handle] = _Stream()
+        else:
+            handle = beside.stream
+        return _EmulatedLane(self, handle, task_bytes_max, pieces_max, owns=beside is None)
+
+    def mark(self, stream: int) -> Mark:
+        mark = _EmulatedMark()
+        self._streams[stream].add(mark.reached.set)
+        return mark
+
+    def hold(self, stream: int, mark: Mark) -> None:
+        self._streams[stream].add(mark.wait)
+
+    def gate(self) -> Gate:
+        return _EmulatedGate(self)
+
+    def allocate(self, length_bytes: int) -> int:
+        memory = np.zeros(length_bytes, np.uint8)
+        self._memory[memory.ctypes.data] = memory
+        return memory.ctypes.data
+
+    def free(self, address: int) -> None:
+        del self._memory[address]
+
+    def write(self, address: int, data: bytes) -> None:
+        ctypes.memmove(address, data, len(data))
+
+    def read(self, address: int, length_bytes: int) -> bytes:
+        return ctypes.string_at(address, length_bytes)
+
+    def stream_of(self, handle: int) -> _Stream:
+        """The stream behind a handle."""
+        return self._streams[handle]
+
+    def closed(self, handle: int) -> None:
+        """A lane's stream is gone."""
+        self._streams.pop(handle).close()
+
+    def moves(self, direction: Direction, host: int, device: int, count_bytes: int) -> None:
+        """Copy over the link, which takes its time."""
+        assert self._reaches(host, count_bytes), "host memory that is not pinned"
+        self._links[direction].passes(count_bytes)
+        self.places(direction, host, device, count_bytes)
+
+    def places(self, direction: Direction, host: int, device: int, count_bytes: int) -> None:
+        """Copy without the link."""
+        source, target = (host, device) if direction is Direction.LOAD else (device, host)
+        ctypes.memmove(target, source, count_bytes)
+
+    def _reaches(self, host: int, count_bytes: int) -> bool:
+        return any(
+            begin <= host and host + count_bytes <= begin + length
+            for begin, length in list(self._pinned.items())
+        )
+
+
+class _EmulatedLane(Lane):
+    def __init__(
+        self, device: EmulatedDevice, handle: int, task_bytes: int, pieces: int, *, owns: bool
+    ) -> None:
+        self._device = device
+        self.stream = handle
+        self._stream = device.stream_of(handle)
+        self._owns_stream = owns
+        self._pieces_max = pieces
+        self._done: Mark | None = None
+        self._buffer = np.zeros(task_bytes, np.uint8)
+
+    def copy(self, task: Pieces, direction: Direction, way: Way) -> None:
+        assert task.total_bytes <= len(self._buffer)
+        assert len(task) <= self._pieces_max
+        self._stream.add(lambda: self._copy(task, direction, way))
+        self._done = self._device.mark(self.stream)
+
+    def _copy(self, task: Pieces, direction: Direction, way: Way) -> None:
+        if way is Way.STAGED:
+            self._staged(task, direction)
+        elif way is Way.ROWS:
+            for row in task.rows():
+                for index in range(row.count):
+                    host = row.host + index * row.host_pitch_bytes
+                    device = row.device + index * row.device_pitch_bytes
+                    self._device.moves(direction, host, device, row.width_bytes)
+        else:
+            pieces = task.split(KERNEL_PIECE_BYTES) if way is Way.MAPPED else task
+            for host, device, size in _triples(pieces):
+                self._device.moves(direction, host, device, size)
+
+    def _staged(self, task: Pieces, direction: Direction) -> None:
+        buffer = self._buffer.ctypes.data
+
+        def over_link() -> None:
+            for host, offset, size in task.host_runs():
+                self._device.moves(direction, host, buffer + offset, size)
+
+        def on_device() -> None:
+            offset = buffer
+            for _, device, size in _triples(task):
+                self._device.places(direction, offset, device, size)
+                offset += size
+
+        steps = (over_link, on_device) if direction is Direction.LOAD else (on_device, over_link)
+        for step in steps:
+            step()
+
+    def follow(self, mark: Mark) -> None:
+        self._stream.add(mark.wait)
+
+    def wait_idle(self) -> None:
+        if self._done is not None:
+            self._done.wait()
+
+    def close(self) -> None:
+        if self._owns_stream:
+            self._device.closed(self.stream)
+
+
+class _EmulatedGate(Gate):
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+        self._number = 0
+        self._changed = threading.Condition()
+
+    def hold(self, stream: int, number: int) -> None:
+        self._device.stream_of(stream).add(lambda: self._wait(number))
+
+    def raise_behind(self, lane: Lane, number: int) -> None:
+        self._device.stream_of(lane.stream).add(lambda: self.raise_now(number))
+
+    def raise_now(self, number: int) -> None:
+        with self._changed:
+            self._number = max(self._number, number)
+            self._changed.notify_all()
+
+    def _wait(self, number: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._number >= number)
+
+    def close(self) -> None:
+        pass
+
+
+def _triples(pieces: Pieces) -> list[tuple[int, int, int]]:
+    columns = (pieces.host.tolist(), pieces.device.tolist(), pieces.sizes_bytes.tolist())
+    return list(zip(*columns, strict=True))

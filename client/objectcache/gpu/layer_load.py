@@ -1,0 +1,216 @@
+"""A delivery's layers on their way into a device, each as soon as it is in host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from objectcache.deliveries.delivery import Delivery
+from objectcache.gpu.device import Device, Gate, Lane, Mark
+from objectcache.gpu.line import Job, Line
+from objectcache.gpu.pieces import Pieces
+from objectcache.gpu.pinned_memory import PinnedMemory
+from objectcache.payload import Bytes
+from objectcache_schemas.errors import (
+    DeliveryFailed,
+    InvalidRequest,
+    ObjectCacheError,
+    Unavailable,
+)
+
+Places = Callable[[int, Bytes], Pieces]
+
+
+class LayerLoad(Job):
+    """One delivery's layers. Made by `Copier.load`; ends with `close`, best in a `with` block.
+
+    The device's memory is the load's until it is closed, and the delivery must be open so long.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        device: Device,
+        pinned: PinnedMemory,
+        delivery: Delivery,
+        places: Places,
+        behind: Mark | None,
+    ) -> None:
+        self._line = line
+        self._device = device
+        self._pinned = pinned
+        self._delivery = delivery
+        self._places = places
+        self._behind = behind
+        self._layers = delivery.layers
+        self._next_layer = self._layers.start  # that is cut into micro-tasks
+        self._tasks: deque[Pieces] = deque()
+        self._used: set[int] = set()  # streams, by the layer under way
+        self._behind_streams: set[int] = set()  # that wait for `behind`
+        self._marks: list[Mark] = []  # one for each layer that is queued as a whole
+        self._last_stream = 0  # of the last mark
+        self._failure: Exception | None = None
+        self._gate: Gate | None = device.gate() if device.has_gates else None
+        self._queued = threading.Condition()
+        self._closed = False
+        delivery.progress.listen(line.wake)
+
+    # --- the engine's thread ---
+
+    def wait(self, layer: int, stream: int, timeout_s: float | None = None) -> None:
+        """Have a stream wait until the layer is in its blocks.
+
+        Returns when the layer is on its way to the device, which is when it has arrived in host
+        memory: nothing waits for the copies but the stream. Raises as `Delivery.wait_layer` does,
+        and `Unavailable` where the device has failed.
+        """
+        self._delivery.wait_begins(layer)
+        index = layer - self._layers.start
+        if not self._await(lambda: len(self._marks) > index, timeout_s):
+            raise DeliveryFailed(f"layer {layer} did not arrive within {timeout_s} s", layer=layer)
+        mark = self._marks[index]
+        self._device.hold(stream, mark)
+        self._delivery.wait_ended(layer)
+
+    def hold(self, layer: int, stream: int) -> None:
+        """As `wait`, and returns at once, whether or not the layer has arrived: a whole forward
+        may be queued ahead. Where the load fails the stream goes on without the layer, and `finish`
+        tells.
+
+        Streams share the device's queues: what stands behind a held stream in its queue is held as
+        well. So few streams may hold at once, no other load may be asked for behind this one's
+        stream, and copies by kernels are refused (`InvalidRequest`).
+        """
+        way = self._line.settings.way
+        if self._gate is None or way.takes_kernels:
+            raise InvalidRequest(
+                f"a stream cannot hold for copies by {way.value}: their kernels may stand behind it"
+            )
+        self._delivery.progress.check(layer)
+        self._gate.hold(stream, layer - self._layers.start + 1)
+
+    def finish(self) -> None:
+        """Return when all layers are in their blocks. Raises what `wait` raises."""
+        self._await(lambda: len(self._marks) == len(self._layers), None)
+        for mark in self._marks[-1:]:  # behind all before it
+            mark.wait()
+
+    def _await(self, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Sleep until it is so; False when that took too long. Raises where the load has failed."""
+        progress = self._delivery.progress
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            ends_s = [] if deadline_s is None else [deadline_s - time.monotonic()]
+            # Whoever waits for a delivery sees to it that one in which nothing arrives fails.
+            if not progress.ended and (silence_s := progress.silence_left_s()) is not None:
+                ends_s.append(silence_s)
+            with self._queued:
+                if not (is_so() or self._failure is not None):
+                    self._queued.wait(max(0.0, min(ends_s)) if ends_s else None)
+                if is_so():
+                    return True
+                if (failure := self._failed()) is not None:
+                    raise failure
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                return False
+            progress.fail_if_silent()
+
+    def close(self) -> None:
+        """End the load. Afterwards nothing of it is read or written; streams that hold for a layer
+        that never came go on. Repeating has no effect. Raises `Unavailable` where the device has
+        failed, and nobody knows what it still does.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._line.remove(self)
+        finally:
+            self._open_gate()
+
+    def __enter__(self) -> LayerLoad:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _failed(self) -> Exception | None:
+        failure = self._failure
+        if isinstance(failure, DeliveryFailed):
+            return DeliveryFailed(failure.message, layer=failure.details.layer)
+        if isinstance(failure, ObjectCacheError):
+            return type(failure)(failure.message)
+        return failure
+
+    # --- the line's thread ---
+
+    @property
+    def over(self) -> bool:
+        return self._failure is not None or self._next_layer >= self._layers.stop
+
+    def due(self) -> int | None:
+        if self.over:
+            return None
+        try:
+            ready = bool(self._tasks) or self._delivery.progress.is_ready(self._next_layer)
+        except DeliveryFailed as error:
+            self.fail(error)
+            return None
+        return self._next_layer - self._layers.start if ready else None
+
+    def next_task(self, lane: Lane) -> Pieces:
+        if not self._tasks:
+            layer = self._next_layer
+            pieces = self._places(layer, self._delivery.ready_layer(layer)).joined()
+            self._pinned.check(pieces)
+            settings = self._line.settings
+            self._tasks.extend(pieces.micro_tasks(settings.task_bytes, settings.pieces_max))
+            if not self._tasks:
+                return pieces
+        if self._behind is not None and lane.stream not in self._behind_streams:
+            lane.follow(self._behind)
+            self._behind_streams.add(lane.stream)
+        return self._tasks.popleft()
+
+    def queued(self, lane: Lane) -> None:
+        self._used.add(lane.stream)
+        if self._tasks:
+            return
+        # This lane's mark is then the layer's, and of all before it: gates know but one number.
+        for stream in self._used - {lane.stream}:
+            lane.follow(self._device.mark(stream))
+        if self._marks and self._last_stream != lane.stream:
+            lane.follow(self._marks[-1])
+        self._last_stream = lane.stream
+        number = self._next_layer - self._layers.start + 1
+        if self._gate is not None:
+            self._gate.raise_behind(lane, number)
+        mark = self._device.mark(lane.stream)
+        self._used.clear()
+        with self._queued:
+            self._marks.append(mark)
+            self._next_layer += 1
+            self._queued.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        with self._queued:
+            if self.over:
+                return
+            self._failure = error
+            self._queued.notify_all()
+        with contextlib.suppress(Unavailable):  # of a device that has failed nothing is awaited
+            self._line.wait_quiet()  # what raises the gate for the last time comes last
+        if self._gate is not None:
+            self._gate.raise_now(len(self._layers))
+
+    def _open_gate(self) -> None:
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.raise_now(len(self._layers))
+            gate.close()
+
+    def __repr__(self) -> str:
+        return f"<LayerLoad {len(self._marks)}/{len(self._layers)} layers queued>"

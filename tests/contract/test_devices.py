@@ -1,0 +1,546 @@
+"""The contract of devices and of the copier over them: emulated, and CUDA where there is a GPU.
+
+Bytes are compared with numpy's own scatter; where order matters the device is slow or held back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from objectcache.deliveries.delivery import Delivery
+from objectcache.deliveries.layer_progress import LayerProgress
+from objectcache.gpu.copier import Copier
+from objectcache.gpu.cuda_device import CudaDevice
+from objectcache.gpu.device import Device, Direction, Way
+from objectcache.gpu.emulated_device import EmulatedDevice
+from objectcache.gpu.layer_load import LayerLoad
+from objectcache.gpu.line import LineSettings
+from objectcache.gpu.pieces import BlockPart, PagedBlocks, Pieces
+from objectcache.landing.memory_file import MemoryFile
+from objectcache.payload import Bytes, PayloadShape
+from objectcache_schemas.descriptor import DeliveryMode
+from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, Unavailable
+from objectcache_schemas.limits import MIB
+
+LAYERS, CHUNKS, BLOCKS, PART = 3, 7, 19, 4096
+SLICE = 2 * PART
+TIMEOUT_S = 20.0
+RANDOM = np.random.default_rng(7)
+
+
+def emulated() -> Device:
+    return EmulatedDevice()
+
+
+def cuda() -> Device:
+    try:
+        return CudaDevice()
+    except Unavailable as error:
+        pytest.skip(f"no CUDA device: {error.message}")
+
+
+@pytest.fixture(params=[emulated, cuda], ids=["emulated", "cuda"])
+def device(request: pytest.FixtureRequest) -> Device:
+    make: Callable[[], Device] = request.param
+    return make()
+
+
+@pytest.fixture(params=list(Way), ids=[way.value for way in Way])
+def way(request: pytest.FixtureRequest, device: Device) -> Way:
+    if request.param not in device.ways:
+        pytest.skip(f"{device!r} has no way {request.param.value}")
+    return Way(request.param)
+
+
+class Memory:
+    """Pinned host memory, and memory of the device, both with random bytes."""
+
+    def __init__(self, copier: Copier, host_bytes: int, device_bytes: int) -> None:
+        self.device = copier.device
+        self.file = MemoryFile(host_bytes)
+        copier.pinned.pin(self.file)
+        self.host = self.file.array()
+        self.host[:] = RANDOM.integers(0, 256, host_bytes, np.uint8)
+        self.address = self.device.allocate(device_bytes)
+        self.before = RANDOM.integers(0, 256, device_bytes, np.uint8)
+        self.device.write(self.address, self.before.tobytes())
+
+    def there(self) -> Bytes:
+        return np.frombuffer(self.device.read(self.address, len(self.before)), np.uint8)
+
+
+def copier_of(device: Device, way: Way = Way.EACH, **settings: int) -> Copier:
+    both = LineSettings(way, **settings)
+    return Copier(device, loads=both, saves=both)
+
+
+def scattered(memory: Memory, sizes: Sequence[int], alignment: int) -> Pieces:
+    """Pieces at random places that do not overlap, on either side."""
+    slots = max(sizes) + 2 * alignment
+    places = [RANDOM.permutation(len(sizes) * 2)[: len(sizes)] for _ in range(2)]
+    offsets = [place * slots + alignment for place in places]
+    host, device = memory.host.ctypes.data, memory.address
+    return Pieces.of(
+        [
+            (host + int(at_host), device + int(at_device), size)
+            for at_host, at_device, size in zip(*offsets, sizes, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("alignment", [16, 1])
+@pytest.mark.parametrize("direction", list(Direction), ids=[d.value for d in Direction])
+def test_scattered_pieces_arrive_and_nothing_beside_them(
+    device: Device, way: Way, direction: Direction, alignment: int
+) -> None:
+    sizes = [4096, 48, 70_000 // 16 * 16, 16, 32 << 10, 4096, 4096] * 5
+    if alignment == 1:
+        sizes = [size - index % 3 for index, size in enumerate(sizes)]
+    room = len(sizes) * 2 * (max(sizes) + 2 * alignment) + alignment
+    with copier_of(device, way, task_bytes=256 << 10, pieces_max=11) as copier:
+        memory = Memory(copier, room, room)
+        pieces = scattered(memory, sizes, alignment)
+        sides = {Direction.LOAD: (memory.host, memory.before.copy())}
+        sides[Direction.SAVE] = (memory.before, memory.host.copy())
+        source, expected = sides[direction]
+        for host, there, size in zip(pieces.host, pieces.device, pieces.sizes_bytes, strict=True):
+            ends = (int(host) - memory.host.ctypes.data, int(there) - memory.address)
+            at_source, at_target = ends if direction is Direction.LOAD else ends[::-1]
+            expected[at_target : at_target + int(size)] = source[at_source : at_source + int(size)]
+        if direction is Direction.LOAD:
+            lane = device.lane(pieces.total_bytes, len(pieces))
+            lane.copy(pieces, direction, way)
+            lane.wait_idle()
+            lane.close()
+            assert np.array_equal(memory.there(), expected)
+        else:
+            copier.save(pieces).wait()
+            assert np.array_equal(memory.host, expected)
+        device.free(memory.address)
+
+
+def test_rows_at_equal_distances_arrive(device: Device, way: Way) -> None:
+    with copier_of(device, way) as copier:
+        memory = Memory(copier, 64 * SLICE, 64 * SLICE)
+        host = memory.host.ctypes.data
+        pieces = Pieces.of(
+            [(host + i * SLICE, memory.address + i * 3 * PART, PART) for i in range(20)]
+        )
+        lane = device.lane(MIB, 100)
+        lane.copy(pieces, Direction.LOAD, way)
+        lane.wait_idle()
+        lane.close()
+        expected = memory.before.copy()
+        for i in range(20):
+            expected[i * 3 * PART :][:PART] = memory.host[i * SLICE :][:PART]
+        assert np.array_equal(memory.there(), expected)
+        device.free(memory.address)
+
+
+def test_memory_that_is_not_pinned_is_refused(device: Device) -> None:
+    with copier_of(device) as copier:
+        memory = Memory(copier, MIB, MIB)
+        stray = np.zeros(64, np.uint8)
+        for host in (stray.ctypes.data, memory.host.ctypes.data + MIB - 32):
+            with pytest.raises(InvalidRequest, match="pinned"):
+                copier.save(Pieces.of([(host, memory.address, 64)]))
+        copier.save(Pieces.of([(memory.host.ctypes.data + MIB - 64, memory.address, 64)])).wait()
+        assert np.array_equal(memory.host[-64:], memory.before[:64])
+        device.free(memory.address)
+
+
+def test_a_memory_file_is_pinned_once_and_until_it_goes(device: Device) -> None:
+    with copier_of(device) as copier:
+        file = MemoryFile(MIB)
+        copier.pinned.pin(file)
+        copier.pinned.pin(file)
+        assert repr(copier.pinned) == f"<PinnedMemory 1 regions, {MIB} bytes>"
+        del file
+        assert repr(copier.pinned) == "<PinnedMemory 0 regions, 0 bytes>"
+
+
+def test_a_region_of_a_target_pool_is_pinned(device: Device) -> None:
+    with copier_of(device) as copier:
+        region = copier.pinned.region(MIB)
+        place = device.allocate(64)
+        copier.save(Pieces.of([(region.address, place, 64)])).wait()
+        device.free(place)
+
+
+def test_a_stream_that_holds_for_a_mark_sees_what_came_before_it(device: Device) -> None:
+    with copier_of(device) as copier:
+        memory = Memory(copier, 32 * MIB, 32 * MIB)
+        loading, reading = device.lane(16 * MIB, 8), device.lane(16 * MIB, 8)
+        begin, end = memory.host.ctypes.data, memory.host.ctypes.data + 16 * MIB
+        for _ in range(5):
+            sent = RANDOM.integers(0, 256, 16 * MIB, np.uint8)
+            memory.host[: 16 * MIB] = sent
+            loading.copy(Pieces.of([(begin, memory.address, 16 * MIB)]), Direction.LOAD, Way.EACH)
+            device.hold(reading.stream, device.mark(loading.stream))
+            reading.copy(Pieces.of([(end, memory.address, 16 * MIB)]), Direction.SAVE, Way.EACH)
+            reading.wait_idle()
+            assert np.array_equal(memory.host[16 * MIB :], sent)
+            loading.wait_idle()
+        loading.close()
+        reading.close()
+        device.free(memory.address)
+
+
+def test_a_gate_holds_a_stream_until_it_is_raised_far_enough(device: Device) -> None:
+    assert device.has_gates
+    with copier_of(device) as copier:
+        memory = Memory(copier, MIB, MIB)
+        lanes = [device.lane(MIB, 8), device.lane(MIB, 8)]
+        pieces = Pieces.of([(memory.host.ctypes.data, memory.address, PART)])
+        for _ in range(3):  # their numbers go on from the last ones, unseen
+            gate = device.gate()
+            memory.host[:PART] = 0
+            for lane, number in zip(lanes, (1, 2), strict=True):
+                gate.hold(lane.stream, number)
+            lanes[1].copy(pieces, Direction.SAVE, Way.EACH)
+            gate.raise_behind(lanes[0], 2)  # behind a hold for 1, which comes from here
+            assert not memory.host[:PART].any()
+            gate.raise_now(1)
+            lanes[1].wait_idle()
+            assert np.array_equal(memory.host[:PART], memory.before[:PART])
+            gate.close()
+        for lane in lanes:
+            lane.close()
+        device.free(memory.address)
+
+
+# --- layers of deliveries ---
+
+
+def paged(order: str, base: int, layer: int) -> PagedBlocks:
+    """One layer's blocks, of all layers one after the other from `base` on."""
+    base += layer * BLOCKS * SLICE
+    if order == "K and V apart":
+        parts = [BlockPart(base + half * BLOCKS * PART, PART, PART) for half in (0, 1)]
+    elif order == "K and V by block":
+        parts = [BlockPart(base + half * PART, SLICE, PART) for half in (0, 1)]
+    else:
+        parts = [BlockPart(base, SLICE, SLICE)]
+    return PagedBlocks(parts, BLOCKS)
+
+
+def as_tensor(order: str, there: Bytes) -> Bytes:
+    """The same as uint8[layer, block, K or V, part]."""
+    if order == "K and V apart":
+        return there.reshape(LAYERS, 2, BLOCKS, PART).transpose(0, 2, 1, 3)
+    return there.reshape(LAYERS, BLOCKS, 2, PART)
+
+
+class Arriving:
+    """A delivery whose layers arrive when the test says so."""
+
+    def __init__(
+        self,
+        copier: Copier,
+        order: str,
+        base: int,
+        blocks: Sequence[int],
+        silence_s_max: float | None = None,
+    ) -> None:
+        shape = PayloadShape(0, LAYERS, len(blocks), SLICE, DeliveryMode.LAYERWISE)
+        self.file = MemoryFile(shape.payload_bytes or 1)
+        copier.pinned.pin(self.file)
+        self.payload = self.file.array()
+        self.payload[:] = RANDOM.integers(0, 256, len(self.payload), np.uint8)
+        self.progress = LayerProgress(0, LAYERS, silence_s_max=silence_s_max)
+        self.delivery = Delivery(
+            self.progress, shape, self.payload, None, transport="shared_memory"
+        )
+        self.blocks = list(blocks)
+        self._order = order
+        self._base = base
+        self.asked: list[int] = []
+
+    def places(self, layer: int, slices: Bytes) -> Pieces:
+        self.asked.append(layer)
+        return paged(self._order, self._base, layer).pieces(self.blocks, slices)
+
+    def slices(self) -> Bytes:
+        return self.payload.reshape(LAYERS, len(self.blocks), 2, PART)
+
+
+ORDERS = ["K and V apart", "K and V by block", "one latent"]
+ALL_BYTES = LAYERS * BLOCKS * SLICE
+
+
+@pytest.fixture
+def base(device: Device) -> Iterator[int]:
+    address = device.allocate(ALL_BYTES)
+    device.write(address, bytes(ALL_BYTES))
+    yield address
+    device.free(address)
+
+
+def blocks_on(device: Device, order: str, base: int) -> Bytes:
+    return as_tensor(order, np.frombuffer(device.read(base, ALL_BYTES), np.uint8))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_layers_are_laid_into_their_blocks_and_saved_out_of_them(
+    device: Device, way: Way, order: str, base: int
+) -> None:
+    blocks = RANDOM.permutation(BLOCKS)[:CHUNKS].tolist()
+    with copier_of(device, way, task_bytes=5 * PART, pieces_max=4, depth=3) as copier:
+        arriving = Arriving(copier, order, base, blocks)
+        engine = device.lane(MIB, 8)
+        with copier.load(arriving.delivery, arriving.places, engine.stream) as load:
+            for layer in range(LAYERS):
+                arriving.progress.advance(layer + 1)
+                load.wait(layer, engine.stream, TIMEOUT_S)
+            load.finish()
+            device.mark(engine.stream).wait()
+        expected = np.zeros((LAYERS, BLOCKS, 2, PART), np.uint8)
+        expected[:, blocks] = arriving.slices()
+        assert np.array_equal(blocks_on(device, order, base), expected)
+        assert arriving.asked == list(range(LAYERS))
+        back = MemoryFile(len(arriving.payload))
+        copier.pinned.pin(back)
+        saved = back.array().reshape(LAYERS, CHUNKS, SLICE)
+        saves = [
+            copier.save(paged(order, base, layer).pieces(blocks, saved[layer]), engine.stream)
+            for layer in range(LAYERS)
+        ]
+        for save in saves:
+            save.wait()
+        assert np.array_equal(back.array(), arriving.payload)
+        engine.close()
+
+
+def test_layers_that_were_there_before_are_copied_at_once(device: Device, base: int) -> None:
+    with copier_of(device) as copier:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        arriving.progress.advance(LAYERS)
+        with copier.load(arriving.delivery, arriving.places) as load:
+            load.finish()
+        there = blocks_on(device, ORDERS[0], base)
+        assert np.array_equal(there[:, :CHUNKS], arriving.slices())
+
+
+def test_a_delivery_without_chunks_is_over_when_it_has_arrived(device: Device, base: int) -> None:
+    with copier_of(device) as copier:
+        arriving = Arriving(copier, ORDERS[0], base, [])
+        lane = device.lane(MIB, 8)
+        with copier.load(arriving.delivery, arriving.places) as load:
+            arriving.progress.advance(LAYERS)
+            load.wait(LAYERS - 1, lane.stream, TIMEOUT_S)
+            load.finish()
+        lane.close()
+        assert not blocks_on(device, ORDERS[0], base).any()
+
+
+def test_a_stream_may_be_given_all_its_work_before_the_first_layer_has_arrived(
+    device: Device, base: int
+) -> None:
+    """It reads each layer when that is in its blocks, and no thread waited for one."""
+    with copier_of(device) as copier:
+        arriving = Arriving(copier, ORDERS[2], base, range(BLOCKS))
+        seen_file = MemoryFile(ALL_BYTES)
+        copier.pinned.pin(seen_file)
+        seen = seen_file.array()
+        layer_bytes = BLOCKS * SLICE
+        lanes = [device.lane(layer_bytes, 8) for _ in range(LAYERS)]
+        with copier.load(arriving.delivery, arriving.places) as load:
+            for layer, lane in enumerate(lanes):
+                load.hold(layer, lane.stream)
+                place = layer * layer_bytes
+                pieces = Pieces.of([(seen.ctypes.data + place, base + place, layer_bytes)])
+                lane.copy(pieces, Direction.SAVE, Way.EACH)
+            for layer in range(LAYERS):
+                arriving.progress.advance(layer + 1)
+            for lane in lanes:
+                lane.wait_idle()
+            load.finish()
+        for lane in lanes:
+            lane.close()
+        assert np.array_equal(seen, arriving.payload)
+
+
+def test_a_stream_cannot_hold_for_kernels_that_may_stand_behind_it(
+    device: Device, base: int
+) -> None:
+    for way in (Way.STAGED, Way.MAPPED):
+        if way in device.ways:
+            with copier_of(device, way) as copier:
+                arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+                lane = device.lane(MIB, 8)
+                with (
+                    copier.load(arriving.delivery, arriving.places) as load,
+                    pytest.raises(InvalidRequest, match="cannot hold for copies by"),
+                ):
+                    load.hold(0, lane.stream)
+                lane.close()
+
+
+def test_what_holds_for_a_delivery_that_failed_goes_on_and_the_load_tells(
+    device: Device, base: int
+) -> None:
+    with copier_of(device) as copier:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        lane = device.lane(MIB, 8)
+        with copier.load(arriving.delivery, arriving.places) as load:
+            load.hold(LAYERS - 1, lane.stream)
+            arriving.progress.advance(1)
+            load.wait(0, lane.stream, TIMEOUT_S)
+            arriving.progress.fail("the server died")
+            with pytest.raises(DeliveryFailed, match="the server died") as failure:
+                load.wait(1, lane.stream, TIMEOUT_S)
+            assert failure.value.details.layer == 1
+            load.wait(0, lane.stream, TIMEOUT_S)  # that one is there all the same
+            with pytest.raises(DeliveryFailed, match="the server died"):
+                load.finish()
+            device.mark(lane.stream).wait()
+        lane.close()
+        assert not blocks_on(device, ORDERS[0], base)[1:].any()
+
+
+def test_a_delivery_in_which_nothing_arrives_fails_for_whoever_waits(
+    device: Device, base: int
+) -> None:
+    with copier_of(device) as copier:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS), silence_s_max=0.05)
+        lane = device.lane(MIB, 8)
+        with copier.load(arriving.delivery, arriving.places) as load:
+            arriving.progress.advance(1)
+            load.wait(0, lane.stream, TIMEOUT_S)
+            with pytest.raises(DeliveryFailed, match=r"nothing arrived for 0\.05 s") as failure:
+                load.wait(1, lane.stream, TIMEOUT_S)
+            assert failure.value.details.layer == 1
+            with pytest.raises(DeliveryFailed, match=r"nothing arrived for 0\.05 s"):
+                load.finish()
+        lane.close()
+
+
+def test_a_wait_that_takes_too_long_ends_and_the_load_goes_on(device: Device, base: int) -> None:
+    with copier_of(device) as copier:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        lane = device.lane(MIB, 8)
+        with copier.load(arriving.delivery, arriving.places) as load:
+            with pytest.raises(DeliveryFailed, match="did not arrive within 0 s"):
+                load.wait(0, lane.stream, 0)
+            arriving.progress.advance(LAYERS)
+            load.wait(0, lane.stream, TIMEOUT_S)
+            load.finish()
+        lane.close()
+
+
+def test_a_load_that_is_closed_early_writes_nothing_more(
+    device: Device, way: Way, base: int
+) -> None:
+    with copier_of(device, way, task_bytes=PART) as copier:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        lane = device.lane(MIB, 8)
+        load = copier.load(arriving.delivery, arriving.places)
+        if not way.takes_kernels:
+            load.hold(LAYERS - 1, lane.stream)
+        arriving.progress.advance(1)
+        load.wait(0, lane.stream, TIMEOUT_S)
+        arriving.progress.advance(LAYERS)
+        load.close()
+        load.close()
+        device.mark(lane.stream).wait()
+        there = blocks_on(device, ORDERS[0], base).copy()
+        arriving.payload[:] ^= 0xFF  # whoever has the memory next
+        device.mark(lane.stream).wait()
+        other = copier.load(*_arrived(copier, base))
+        other.finish()
+        other.close()
+        assert np.array_equal(blocks_on(device, ORDERS[0], base)[:, :CHUNKS], there[:, :CHUNKS])
+        lane.close()
+
+
+def _arrived(copier: Copier, base: int) -> tuple[Delivery, Callable[[int, Bytes], Pieces]]:
+    """One into the last block, behind which nothing of an earlier load can be."""
+    arriving = Arriving(copier, ORDERS[0], base, [BLOCKS - 1])
+    arriving.progress.advance(LAYERS)
+    return arriving.delivery, arriving.places
+
+
+def test_the_layer_that_is_needed_first_goes_first(device: Device, base: int) -> None:
+    """Of two loads that are held up, the later one is at an earlier layer."""
+    with copier_of(device, depth=1, task_bytes=PART) as copier:
+        first = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        second = Arriving(copier, ORDERS[0], base, range(CHUNKS, 2 * CHUNKS))
+        order: list[tuple[str, int]] = []
+        inside, go_on = threading.Event(), threading.Event()
+
+        def places(name: str, arriving: Arriving) -> Callable[[int, Bytes], Pieces]:
+            def noted(layer: int, slices: Bytes) -> Pieces:
+                order.append((name, layer))
+                if order == [("first", 0), ("first", 1)]:
+                    inside.set()
+                    assert go_on.wait(TIMEOUT_S)
+                return arriving.places(layer, slices)
+
+            return noted
+
+        loads: list[LayerLoad] = [copier.load(first.delivery, places("first", first))]
+        first.progress.advance(LAYERS)
+        assert inside.wait(TIMEOUT_S)
+        second.progress.advance(1)
+        loads.append(copier.load(second.delivery, places("second", second)))
+        go_on.set()
+        loads[0].finish()
+        second.progress.advance(LAYERS)
+        for load in loads:
+            load.finish()
+            load.close()
+        assert order[:4] == [("first", 0), ("first", 1), ("second", 0), ("first", 2)]
+
+
+def test_a_delivery_into_memory_that_is_not_pinned_fails_its_load(
+    device: Device, base: int
+) -> None:
+    with copier_of(device) as copier, copier_of(device) as other:
+        arriving = Arriving(other, ORDERS[0], base, range(CHUNKS))
+        arriving.progress.advance(LAYERS)
+        with (
+            copier.load(arriving.delivery, arriving.places) as load,
+            pytest.raises(InvalidRequest, match="pinned"),
+        ):
+            load.finish()
+        assert not blocks_on(device, ORDERS[0], base).any()
+
+
+def test_places_that_raise_fail_their_load_alone(device: Device, base: int) -> None:
+    with copier_of(device) as copier:
+        failing = Arriving(copier, ORDERS[0], base, [BLOCKS])
+        failing.progress.advance(LAYERS)
+        with (
+            copier.load(failing.delivery, failing.places) as load,
+            pytest.raises(InvalidRequest, match="blocks must be within"),
+        ):
+            load.finish()
+        with copier.load(*_arrived(copier, base)) as load:
+            load.finish()
+
+
+def test_a_closed_copier_fails_what_is_under_way(device: Device, base: int) -> None:
+    with copier_of(device) as copier:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        load = copier.load(arriving.delivery, arriving.places)
+    with pytest.raises(InvalidRequest, match="closed"):
+        load.finish()
+    load.close()
+    with pytest.raises(InvalidRequest, match="closed"):
+        copier.load(arriving.delivery, arriving.places)
+
+
+def test_a_way_that_a_device_has_not_is_refused(device: Device) -> None:
+    device.ways = frozenset({Way.EACH})
+    with pytest.raises(InvalidRequest, match="by each, not by batch"):
+        copier_of(device, Way.BATCH)
+
+
+def test_a_device_without_kernels_or_batches_copies_each_piece(device: Device) -> None:
+    for ways, best in (({Way.EACH, Way.BATCH}, Way.BATCH), ({Way.EACH}, Way.EACH)):
+        device.ways = frozenset(ways)
+        assert LineSettings.best_of(device).way is best
