@@ -16,6 +16,7 @@ from benchmarks.basis.measure import Row
 from benchmarks.basis.report import commit, machine, results_tables, write_json, write_markdown
 from benchmarks.basis.scale import FULL, QUICK, scale_that_fits
 from benchmarks.deliveries.cold import measure_cold
+from benchmarks.deliveries.far_store import measure_far_store
 from benchmarks.deliveries.first_layer import measure_first_layer
 from benchmarks.deliveries.first_read import measure_first_reads
 from benchmarks.deliveries.nixl import measure_nixl
@@ -38,6 +39,7 @@ QUESTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "first-layer": measure_first_layer,
     "stages": measure_stages,
     "server-memory": measure_server_memory,
+    "far-store": measure_far_store,
     "planning": measure_planning,
     "scheduling": measure_scheduling,
     "puts": measure_puts,

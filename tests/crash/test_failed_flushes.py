@@ -181,7 +181,7 @@ class Life:
         put = {name: self.acknowledged[name] for name in self.acknowledged.keys() - before.keys()}
         for name, value in put.items():
             self.unknown.setdefault(name, set()).update((value, None))
-        self._do(put, engine.flusher.flush)
+        self._do(put, engine.stored.flusher.flush)
         if not self._is_refused:
             for name in put:
                 del self.unknown[name]

@@ -240,7 +240,9 @@ def test_a_page_that_is_wrong_is_dropped_and_not_the_object(
 
 def test_the_planner_moves_extents_between_the_paths(engine: LocalEngine) -> None:
     def resident_bytes(budget_bytes: int, now_s: float) -> int:
-        engine.settings = msgspec.structs.replace(engine.settings, page_cache_bytes=budget_bytes)
+        engine.upkeep.settings = msgspec.structs.replace(
+            engine.settings, page_cache_bytes=budget_bytes
+        )
         engine.upkeep.round(time.monotonic() + now_s)
         (cached,) = (path for path in engine.status().paths if path.name == "page_cache")
         return cached.extent_bytes
@@ -306,7 +308,9 @@ def test_extents_move_under_load_and_every_byte_is_right(
         if chance.random() < 0.3:
             engine.delete(BUCKET.name, [chance.choice(keys)])
         budget_bytes = chance.choice([0, 1 * MIB, 8 * MIB])
-        engine.settings = msgspec.structs.replace(engine.settings, page_cache_bytes=budget_bytes)
+        engine.upkeep.settings = msgspec.structs.replace(
+            engine.settings, page_cache_bytes=budget_bytes
+        )
         engine.upkeep.round(time.monotonic() + 10 * turn)
     done.set()
     for reader in readers:

@@ -25,7 +25,7 @@ from objectcache_storage_server.engines.local.index.index_view import raw_number
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.dense_tables import EXTENT_COLUMNS
 from objectcache_storage_server.engines.local.upkeep import check_store
-from objectcache_storage_server.engines.local.upkeep.check_store import check_engine
+from objectcache_storage_server.engines.local.upkeep.check_store import check_objects
 from objectcache_storage_server.engines.local.upkeep.find_misplaced import (
     Claims,
     outside_extents,
@@ -336,10 +336,10 @@ def test_the_check_pauses_only_while_others_read(open_engine: Open) -> None:
     engine = open_engine()
     put(engine, "a", content("a", 3 * MIB))
     pauses_s: list[float] = []
-    check_engine(engine, False, lambda _: True, pauses_s.append)
+    check_objects(engine.stored, False, lambda _: True, pauses_s.append)
     assert pauses_s == []
     with engine.path_use.fragment(1, DevicePath.PAGE_CACHE):
-        check_engine(engine, False, lambda _: True, pauses_s.append)
+        check_objects(engine.stored, False, lambda _: True, pauses_s.append)
     assert len(pauses_s) == 3
     assert all(pause_s >= 0 for pause_s in pauses_s)
 

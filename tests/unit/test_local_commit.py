@@ -150,7 +150,7 @@ def test_what_a_failed_flush_left_out_stays_marked_as_unflushed(
     fail_next_flush()
     for _ in range(2):
         with pytest.raises(Unavailable):
-            engine.flusher.flush()
+            engine.stored.flusher.flush()
     assert unflushed(engine) == marked != []
     assert read(engine, "key") == content("key", 3000)
     engine = open_engine()  # which verifies it
@@ -172,10 +172,10 @@ def test_a_flush_does_not_count_while_one_beside_it_may_have_been_told_of_its_fa
     monkeypatch.setattr(engine.volume, "flush", flush)
     monkeypatch.setattr(engine.holdings, "ranges", lambda numbers: [(numbers[0], 1)])
     with ThreadPoolExecutor(1) as thread:
-        slow = thread.submit(engine.flush_extents, [0])
+        slow = thread.submit(engine.stored.flushes.flush, [0])
         is_told.wait()
         with pytest.raises(Unavailable):
-            engine.flush_extents([1])
+            engine.stored.flushes.flush([1])
         is_through.set()
         assert isinstance(slow.exception(), Unavailable)
 
@@ -185,7 +185,7 @@ def test_an_error_of_before_the_start_is_said_of_once_and_ends_nothing(
 ) -> None:
     engine = open_engine()
     engine.set_policy(BUCKET.name, ASYNC)
-    monkeypatch.setattr(engine.flusher, "flush", lambda: None)  # as if the power went first
+    monkeypatch.setattr(engine.stored.flusher, "flush", lambda: None)  # as if the power went first
     put(engine, "key", content("key", 3000))
     dropped: list[int] = []
     flush, drop_cache = DataFiles.flush, DataFiles.drop_cache
@@ -300,11 +300,11 @@ def test_an_object_may_be_deleted_as_soon_as_it_is_named(
         engine.delete(BUCKET.name, ["key"])
         engine.holdings.return_free_segments(0)  # the data file goes with it
 
-    monkeypatch.setattr(engine, "changing", OnceReleased(delete))
+    monkeypatch.setattr(engine.stored, "changing", OnceReleased(delete))
     put(engine, "key", content("key", 9000))
     engine.upkeep.round()
     assert read(engine, "key") is None
-    assert (unflushed(engine), len(engine.flusher)) == ([], 0)
+    assert (unflushed(engine), len(engine.stored.flusher)) == ([], 0)
     assert engine.status().allocated_bytes == 0
 
 
@@ -315,9 +315,9 @@ def test_the_space_of_a_lost_object_waits_for_the_flush_of_what_was_written_to_i
     put(engine, "lost", content("lost", 9000))
     damage("objects", "lost")
     assert read(engine, "lost") is None
-    engine.forget_lost()
+    engine.stored.forget_lost()
     engine.holdings.return_free_segments(0)
-    engine.flusher.flush()
+    engine.stored.flusher.flush()
     assert engine.status().allocated_bytes == 0
 
 
@@ -333,7 +333,7 @@ def test_the_space_of_what_a_check_drops_waits_for_the_flush_of_what_was_written
     report = run_check(engine, repair=True)
     assert (report.misplaced, report.dropped) == (1, 2)
     assert engine.status().allocated_bytes == 3 * 12 * KIB
-    engine.flusher.flush()
+    engine.stored.flusher.flush()
     assert engine.status().allocated_bytes == 12 * KIB
     assert read(engine, "whole") == content("whole", 9000)
 
@@ -406,7 +406,7 @@ def test_of_chunks_longer_than_an_extent_the_last_is_evicted_first(open_engine: 
     for key in reversed(keys):  # the first was used last, though it need not have been
         engine.open_many(BUCKET.name, [key]).close()
     for count in (2, 1, 0):
-        assert engine.evict(1) > 0
+        assert engine.evictor.evict(1) > 0
         assert engine.match(BUCKET.name, keys) == count
         assert engine.status().objects == count
 
@@ -426,7 +426,7 @@ def test_a_chunk_that_is_put_again_counts_as_used(engine: LocalEngine) -> None:
     for key in ("a", "b"):
         put_prefix(engine, [key])
     put_prefix(engine, ["a"])
-    engine.evict(1)
+    engine.evictor.evict(1)
     assert [engine.match(BUCKET.name, [key]) for key in ("a", "b")] == [1, 0]
 
 
@@ -437,13 +437,13 @@ def change_policy_meanwhile(
     engine: LocalEngine, policy: BucketPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator changes the bucket's policy after a commit has seen it first."""
-    make_room_in = engine.make_room_in
+    make_room_in = engine.evictor.make_room_in
 
     def changed(bucket: BucketRow, growth_bytes: int) -> None:
         make_room_in(bucket, growth_bytes)
         engine.set_policy(BUCKET.name, policy)
 
-    monkeypatch.setattr(engine, "make_room_in", changed)
+    monkeypatch.setattr(engine.evictor, "make_room_in", changed)
 
 
 def test_a_commit_is_durable_where_its_bucket_asks_for_it_by_then(
@@ -465,7 +465,7 @@ def test_a_commit_is_durable_where_its_bucket_asks_for_it_by_then(
     monkeypatch.setattr(engine.index, "sync", noted_sync)
     put(engine, "key", content("key", 9000))
     assert steps == ["flush 1", "sync"]
-    assert (unflushed(engine), len(engine.flusher)) == ([], 0)
+    assert (unflushed(engine), len(engine.stored.flusher)) == ([], 0)
 
 
 def test_a_commit_waits_for_its_flush_where_its_bucket_is_asynchronous_by_then(
@@ -473,8 +473,8 @@ def test_a_commit_waits_for_its_flush_where_its_bucket_is_asynchronous_by_then(
 ) -> None:
     change_policy_meanwhile(engine, ASYNC, monkeypatch)
     put(engine, "key", content("key", 9000))
-    assert len(engine.flusher) == len(unflushed(engine)) == 1
-    engine.flusher.flush()
+    assert len(engine.stored.flusher) == len(unflushed(engine)) == 1
+    engine.stored.flusher.flush()
     assert unflushed(engine) == []
 
 
@@ -494,7 +494,7 @@ def test_a_pin_that_the_index_did_not_take_keeps_nothing(
         patched.setattr(engine.index, "writing", full)
         with pytest.raises(StorageFull):
             engine.pin(BUCKET.name, ["key"], True)
-    engine.evict(1)
+    engine.evictor.evict(1)
     assert engine.match(BUCKET.name, ["key"]) == 0
 
 
@@ -505,5 +505,5 @@ def test_what_the_system_raises_in_a_delete_is_an_error_of_ours(engine: LocalEng
         raise OSError(errno.EIO, "as the device says")
 
     with pytest.raises(ObjectCacheError):
-        engine.remove(choose)
+        engine.stored.remove(choose)
     assert read(engine, "key") == b"data"

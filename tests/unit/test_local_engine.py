@@ -354,7 +354,7 @@ def test_unflushed_extents_are_verified_when_the_store_opens(
 ) -> None:
     engine = open_engine()
     engine.set_policy(BUCKET.name, BucketPolicy(durability=Durability.ASYNC))
-    monkeypatch.setattr(engine.flusher, "flush", lambda: None)  # as if the power went first
+    monkeypatch.setattr(engine.stored.flusher, "flush", lambda: None)  # as if the power went first
     keys = prefix_keys("a", 4)
     put_prefix(engine, keys)
     damage_data(tmp_path, SLICE_BYTES + 17, 1)  # layer 0 of the second chunk

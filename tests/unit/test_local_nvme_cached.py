@@ -359,7 +359,7 @@ def test_the_planner_leaves_direct_what_cannot_enter_the_cache(tmp_path: FilePat
             put(engine, name, noise(64 * KIB, seed=len(name) + ord(name[0])))
             read(engine, name)
         settings = msgspec.structs.replace(engine.settings, page_cache_bytes=16 * MIB)
-        engine.settings = settings
+        engine.upkeep.settings = settings
         begin = device.blocks.find(noise(64 * KIB, seed=3 + ord("t"))[:64])
         block_device.prefetch(begin, BLOCK_BYTES)
         block_device.mapped.add(begin // BLOCK_BYTES)

@@ -136,7 +136,10 @@ def test_chunks_are_moved_at_compaction_bytes_per_s_at_most(store: Store) -> Non
         put(engine, key, content(key, LAYOUT.chunk_bytes), block_bytes=1024)
     engine.open_many(BUCKET.name, keys, are_prefix=True).close()
     now_s[0] += 60
-    compactor = Compactor(engine)
+    own = engine.upkeep.compactor
+    compactor = Compactor(
+        engine.stored, own.space, engine.settings, own.extent_bytes_max, lambda: now_s[0]
+    )
     moved = [(now_s[0], 0)]
     for seconds in itertools.chain([0.0, 1.0, 0.25, 0.25, 100.0, 0.0, 0.5], [1.0] * 40):
         now_s[0] += seconds

@@ -236,11 +236,11 @@ def test_a_flush_that_fails_keeps_no_other_step_from_its_turn(
     put(engine, "old", b"x", bucket="brief")
     put_chunks(engine, keys_of("a", 5 * MIB // CHUNK_BYTES))
     now_s[0] += 60
-    monkeypatch.setattr(engine.flusher, "flush", failing)
+    monkeypatch.setattr(engine.stored.flusher, "flush", failing)
     for turn in range(100):
         engine.upkeep.round(now_s=FIRST_S + 0.5 * turn)
-    assert engine.expired_objects == 1
-    assert engine.evicted_objects > 0
+    assert engine.upkeep.expired_objects == 1
+    assert engine.evictor.evicted_objects > 0
     assert caplog.text.count("the device is full") == 1
     engine.upkeep.round(now_s=FIRST_S + 60.0)
     assert caplog.text.count("the device is full") == 2
@@ -264,7 +264,7 @@ def test_a_bucket_whose_row_is_damaged_ends_nothing_but_is_told(
     with caplog.at_level(logging.ERROR):
         engine.upkeep.round(now_s=FIRST_S)
         engine.upkeep.round(now_s=FIRST_S + 0.5)
-    assert engine.expired_objects == 1
+    assert engine.upkeep.expired_objects == 1
     assert caplog.text.count("broken") == 1
     with engine.index.reading() as view:
         assert [row.info.name for row in view.bucket_rows()] == [BUCKET.name]
@@ -294,13 +294,13 @@ def test_an_eviction_that_freed_nothing_is_not_tried_again_at_once(
     engine = open_engine(capacity_bytes=8 * MIB, high_watermark=0.3, low_watermark=0.2)
     put(engine, "ordinary", content("ordinary", 4 * MIB))
     tries: list[int] = []
-    evict = engine.evict
+    evict = engine.evictor.evict
 
     def counted(wanted_bytes: int) -> int:
         tries.append(wanted_bytes)
         return evict(wanted_bytes)
 
-    monkeypatch.setattr(engine, "evict", counted)
+    monkeypatch.setattr(engine.evictor, "evict", counted)
     for turn in range(10):
         engine.upkeep.round(now_s=FIRST_S + 0.5 * turn)
     assert len(tries) == 1

@@ -46,8 +46,9 @@ from objectcache_storage_server.s3.object_puts import serve_put_object
 from objectcache_storage_server.s3.object_requests import pin_objects
 from objectcache_storage_server.s3.upload_requests import create_upload
 from objectcache_storage_server.service import Service
-from objectcache_storage_server.testing import WrappedEngine
+from objectcache_storage_server.testing import DelayingBlobStore, WrappedEngine
 from objectcache_storage_server.transports.body import BodyTransport
+from tests.contract.blob_engines import memory_over
 from tests.contract.engine_suite import put
 from tests.schedules import a_recorder
 from tests.storage_client import sealed_memory_file
@@ -262,6 +263,17 @@ async def test_a_delivery_into_a_target_that_nobody_reads_for_ends_at_its_timeou
         assert ended.error is not None
         assert "storage.delivery_timeout_s" in ended.error.message
         assert (ended.payload_bytes, ended.failed_layer) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_an_engine_has_as_many_reads_under_way_as_it_asks_for() -> None:
+    engine = memory_over(lambda store: DelayingBlobStore(store, lambda: 0.001, queue_depth=16))
+    async with hosted(engine=engine, fragment_bytes=64 * KIB, reader_threads=1) as host:
+        assert "0/16 reads under way" in repr(host.service.schedule.dispatcher)
+        ended = await deliver_into_target(host, SMALL)
+        assert ended.error is None
+        assert ended.payload_bytes == SMALL.chunk_bytes
+        assert "0/16 reads under way" in repr(host.service.schedule.dispatcher)
 
 
 class CountingReads(WrappedEngine):

@@ -161,4 +161,5 @@ class Dispatcher:
             thread.join()
 
     def __repr__(self) -> str:
-        return f"<Dispatcher {len(self._threads)} threads, {self._scheduler!r}>"
+        under_way = f"{self._under_way}/{self._queue_depth} reads under way"
+        return f"<Dispatcher {len(self._threads)} threads, {under_way}, {self._scheduler!r}>"

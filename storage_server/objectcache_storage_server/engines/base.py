@@ -400,7 +400,7 @@ class Engine(ABC):
         """Replace what is stored beside an object's bytes, durably; also of an immutable object.
 
         Bytes, ETag and time stay. Raises `NotFound` (NoSuchKey), and `PreconditionFailed` where the
-        object is no longer all that `seen` says: a change in between is never undone.
+        object was changed after `seen` was read, so that nobody undoes another's change.
         """
 
     @abstractmethod

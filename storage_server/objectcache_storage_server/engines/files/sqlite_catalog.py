@@ -211,7 +211,6 @@ class SqliteCatalog(BlobCatalog):
             return act(change)
 
     def refill_reserve(self) -> None:
-        """Take the reserve again after a delete used it; stays without where there is no room."""
         self._reserve.take()
 
     # --- opening ---
@@ -259,18 +258,15 @@ class SqliteView(BlobView):
         self._connection = connection
 
     def find_bucket(self, name: str) -> BucketRow | None:
-        """The bucket of this name."""
         row = self._connection.execute(_SELECT_BUCKET, (name,)).fetchone()
         return None if row is None else BucketRow(row[0], unseal_bucket(row[1]))
 
     def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
-        """Buckets after this name, by name, without those that begin with a dot."""
         count = -1 if limit is None else limit
         rows = self._connection.execute(_SELECT_BUCKETS, (after, count))
         return [unseal_bucket(stored) for (stored,) in rows]
 
     def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, BlobVersion]:
-        """What is stored of `keys`."""
         found: dict[str, BlobVersion] = {}
         raw_keys = map(key_bytes, keys)
         for key, *row in self._rows_of(_SELECT_VERSIONS, bucket_number, raw_keys):
@@ -282,7 +278,6 @@ class SqliteView(BlobView):
         return found
 
     def match(self, bucket_number: int, keys: Sequence[str]) -> int:
-        """How many leading keys are stored."""
         matched, batch_keys = 0, MATCH_KEYS_FIRST
         while matched < len(keys):
             batch = [key_bytes(key) for key in keys[matched : matched + batch_keys]]
@@ -297,7 +292,6 @@ class SqliteView(BlobView):
     def scan(
         self, bucket_number: int, prefix: str, start_after: str, limit: int
     ) -> list[ObjectInfo]:
-        """Objects of a key range, by UTF-8 bytes of the key."""
         found: list[ObjectInfo] = []
         bounds = scan_bounds(prefix, start_after)
         with contextlib.closing(
@@ -312,14 +306,12 @@ class SqliteView(BlobView):
         return found
 
     def is_empty(self, bucket_number: int) -> bool:
-        """Whether the bucket holds no object."""
         row = self._connection.execute(
             "SELECT 1 FROM objects WHERE bucket = ? LIMIT 1", (bucket_number,)
         ).fetchone()
         return row is None
 
     def key_of_other_size(self, bucket_number: int, size_bytes: int) -> str | None:
-        """Any key whose object has another size."""
         row = self._connection.execute(
             "SELECT key FROM objects WHERE bucket = ? AND size_bytes != ? LIMIT 1",
             (bucket_number, size_bytes),
@@ -327,12 +319,10 @@ class SqliteView(BlobView):
         return None if row is None else key_text(row[0])
 
     def totals(self, bucket_number: int) -> BucketTotals:
-        """What the bucket holds, as it is counted with every change."""
         row = self._connection.execute(_SELECT_TOTALS, (bucket_number,)).fetchone()
         return BucketTotals(0, 0) if row is None else BucketTotals(*row)
 
     def blob_sizes(self) -> Iterator[tuple[BlobVersionName, int]]:
-        """Every version, and the size in bytes of its blob."""
         for bucket_number, key, object_id, size_bytes in self._connection.execute(_SELECT_FILES):
             yield BlobVersionName(bucket_number, key_text(key), object_id), size_bytes
 
@@ -370,26 +360,22 @@ class SqliteChange(SqliteView, BlobChange):
         return cursor.lastrowid
 
     def replace_bucket(self, number: int, info: BucketInfo) -> None:
-        """Store a bucket's changed info."""
         self._connection.execute(
             "UPDATE buckets SET info = ? WHERE id = ?",
             (seal_bucket(info), number),
         )
 
     def remove_bucket(self, number: int) -> None:
-        """Remove a bucket that holds no objects."""
         self._connection.execute("DELETE FROM buckets WHERE id = ?", (number,))
         self._connection.execute("DELETE FROM usage WHERE bucket = ?", (number,))
 
     def add(self, versions: Iterable[BlobVersion]) -> None:
-        """Add versions, in place of what is stored under their keys."""
         self._connection.executemany(
             _INSERT,
             map(row_of_version, versions),
         )
 
     def delete(self, names: Iterable[BlobVersionName]) -> int:
-        """Delete these very versions, and count those that were there."""
         cursor = self._connection.executemany(
             _DELETE, [(name.bucket_number, key_raw(name.key), name.blob_number) for name in names]
         )

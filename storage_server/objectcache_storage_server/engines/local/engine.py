@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path as FilePath
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from objectcache_runtime.settings import StorageSettings
-from objectcache_schemas.errors import DamagedData, StorageFull, Unavailable
+from objectcache_schemas.errors import StorageFull, Unavailable
 from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.records import (
     BucketPolicy,
@@ -28,7 +25,6 @@ from objectcache_schemas.records import (
     Durability,
     ObjectAttributes,
     ObjectInfo,
-    Verification,
 )
 from objectcache_storage_server.engines.base import (
     ALWAYS,
@@ -50,16 +46,18 @@ from objectcache_storage_server.engines.block_checksums import (
 from objectcache_storage_server.engines.bucket_rules import (
     no_such_key,
 )
-from objectcache_storage_server.engines.catalog import BucketRow
 from objectcache_storage_server.engines.catalog_engine import CatalogEngine, DamageCount
 from objectcache_storage_server.engines.commit_rules import check_batch
 from objectcache_storage_server.engines.data_folders import lock_folder, sync_folder
-from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch
+from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.key_order import key_bytes
 from objectcache_storage_server.engines.local.commits.commit_group import CommitGroups
-from objectcache_storage_server.engines.local.commits.flush_later import Flusher
 from objectcache_storage_server.engines.local.commits.judged_commit import LocalCommit, NewLocal
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange, LocalIndex
+from objectcache_storage_server.engines.local.objects.stored_objects import (
+    DELETE_KEYS,
+    StoredObjects,
+)
 from objectcache_storage_server.engines.local.puts.join_objects import JoinedRuns, can_join
 from objectcache_storage_server.engines.local.puts.staged_prefix import LocalStagedPrefix
 from objectcache_storage_server.engines.local.puts.staged_runs import LocalStaged, StagedRun
@@ -67,24 +65,19 @@ from objectcache_storage_server.engines.local.puts.writer_space import PutBuffer
 from objectcache_storage_server.engines.local.reads.path_use import PathUse
 from objectcache_storage_server.engines.local.reads.pin_versions import open_sources
 from objectcache_storage_server.engines.local.reads.small_reads import read_resident
-from objectcache_storage_server.engines.local.reads.verified_reads import (
-    DamagedVersion,
-    LocalOpenObjects,
-)
 from objectcache_storage_server.engines.local.records import Version, VersionName
 from objectcache_storage_server.engines.local.space.extent_geometry import split_into_extents
 from objectcache_storage_server.engines.local.space.holdings import Holdings
+from objectcache_storage_server.engines.local.upkeep.check_store import check_objects
 from objectcache_storage_server.engines.local.upkeep.describe_store import engine_status
-from objectcache_storage_server.engines.local.upkeep.plan_eviction import choose_victims
+from objectcache_storage_server.engines.local.upkeep.evict_chunks import Evictor
+from objectcache_storage_server.engines.local.upkeep.move_chunks import Compactor
 from objectcache_storage_server.engines.local.upkeep.recover_store import recover
-from objectcache_storage_server.engines.local.upkeep.spare_used import Spared
 from objectcache_storage_server.engines.local.upkeep.upkeep_thread import Upkeep
-from objectcache_storage_server.engines.local.volumes.volume import Path, Volume
-from objectcache_storage_server.engines.system_errors import as_our_error, translated
+from objectcache_storage_server.engines.local.volumes.volume import Volume
+from objectcache_storage_server.engines.system_errors import translated
 
 WRITER_THREADS = 8  # puts whose bytes are on their way to the device
-QUOTA_TURNS_MAX = 16  # of eviction before one put
-DELETE_KEYS = 256  # of one transaction, which bounds what a delete on a full device needs
 
 log = logging.getLogger("objectcache.storage_server.engines.local")
 
@@ -92,8 +85,7 @@ log = logging.getLogger("objectcache.storage_server.engines.local")
 class LocalEngine(CatalogEngine[Version]):
     """Opens the store below `data_dir`, recovering from a crash, and starts its upkeep.
 
-    Raises `Unavailable` where another process uses the store, or it cannot be used. `changing`
-    guards every change of the index together with the holdings that follow from it.
+    Raises `Unavailable` where another process uses the store, or it cannot be used.
     """
 
     capabilities = EngineCapabilities(name="local", is_operated=True)
@@ -107,11 +99,8 @@ class LocalEngine(CatalogEngine[Version]):
     ) -> None:
         super().__init__(FlushLatch(), DamageCount())
         self.settings = settings
-        self.clock = clock
-        self.changing = threading.Lock()
-        self.evicted_objects = self.evicted_bytes = self.expired_objects = 0
+        self._clock = clock
         self._data_dir = data_dir
-        self._evicting = threading.Lock()
         with contextlib.ExitStack() as opened:
             with translated(f"create {data_dir}", data_dir):
                 data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,19 +115,28 @@ class LocalEngine(CatalogEngine[Version]):
                 self.volume = open_volume(data_dir, settings)
                 sync_folder(data_dir)
             opened.callback(self.volume.close)
-            self.extent_bytes_max = min(settings.extent_bytes_max, self.volume.segment_bytes)
             self.holdings = Holdings(self.volume, self.flush_latch)
+            self.path_use = PathUse(self.volume, settings.overlap)
+            self.stored = stored = StoredObjects(
+                self.index,
+                self.holdings,
+                self.volume,
+                self.path_use,
+                self.flush_latch,
+                self.damage,
+            )
+            self.evictor = Evictor(stored, settings)
+            self._extent_bytes_max = min(settings.extent_bytes_max, self.volume.segment_bytes)
             buffers = PutBuffers(settings.put_buffer_bytes_max)
             writers = ThreadPoolExecutor(WRITER_THREADS, "objectcache-write")
             opened.callback(writers.shutdown)
-            self.space = WriterSpace(self.holdings, self._evict_for, buffers, writers)
-            self.compaction_space = WriterSpace(self.holdings, lambda _: 0, buffers, writers)
-            self.path_use = PathUse(self.volume, settings.overlap)
-            self._data_flushes = Flushes(self.flush_latch, "the data")
-            self.flusher = Flusher(self)
-            self._commit_groups = CommitGroups(self)
-            recover(self)
-            self.upkeep = Upkeep(self)
+            evict = self.evictor.evict_for_writer
+            self._space = WriterSpace(self.holdings, evict, buffers, writers)
+            self._commit_groups = CommitGroups(stored)
+            recover(stored)
+            moving_space = WriterSpace(self.holdings, lambda _: 0, buffers, writers)
+            compactor = Compactor(stored, moving_space, settings, self._extent_bytes_max, clock)
+            self.upkeep = Upkeep(stored, self.evictor, compactor, settings, clock)
             opened.callback(self.upkeep.close)
             self._opened = opened.pop_all()
 
@@ -165,15 +163,15 @@ class LocalEngine(CatalogEngine[Version]):
     ) -> Staged:
         key_bytes(key)
         self.bucket_row(bucket)
-        run_bytes_max = self.extent_bytes_max
-        return StagedRun(self.space, bucket, key, checksum_block_bytes, run_bytes_max)
+        run_bytes_max = self._extent_bytes_max
+        return StagedRun(self._space, bucket, key, checksum_block_bytes, run_bytes_max)
 
     def stage_prefix(self, bucket: str, shape: PrefixShape) -> StagedPrefix:
         for key in shape.keys:
             key_bytes(key)
         slice_block_bytes(shape.slice_bytes)
         self.bucket_row(bucket)
-        if shape.chunk_bytes > self.extent_bytes_max:
+        if shape.chunk_bytes > self._extent_bytes_max:
             return self._new_prefix_apart(bucket, shape)
         return self._new_prefix(bucket, shape)
 
@@ -220,18 +218,18 @@ class LocalEngine(CatalogEngine[Version]):
             shape.num_layers,
             shape.slice_bytes,
             self.settings.extent_row_bytes,
-            self.extent_bytes_max,
+            self._extent_bytes_max,
         )
-        return LocalStagedPrefix(self.space, bucket, shape, extents)
+        return LocalStagedPrefix(self._space, bucket, shape, extents)
 
     def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
         check_batch(puts)
         if not puts:
             return []
         try:
-            modified_s = self.clock()
+            modified_s = self._clock()
             new = [_new_object(put, modified_s) for put in puts]
-            commit = LocalCommit(self, new, condition)
+            commit = LocalCommit(self.stored, self.evictor.make_room_in, new, condition)
             commit.prepare()
             self._commit_groups.store(commit)
         finally:
@@ -245,7 +243,7 @@ class LocalEngine(CatalogEngine[Version]):
     def replace_attributes(
         self, bucket: str, seen: ObjectInfo, attributes: ObjectAttributes
     ) -> ObjectInfo:
-        with self.changing:
+        with self.stored.changing:
             with self.index.writing(durable=False) as change:
                 number = change.bucket(bucket).number
                 version = change.versions(number, [seen.key]).get(seen.key)
@@ -271,7 +269,7 @@ class LocalEngine(CatalogEngine[Version]):
             def stored_names(change: IndexChange, some: Sequence[str] = some) -> list[VersionName]:
                 return [each.name for each in change.versions(number, some).values()]
 
-            count += len(self.remove(stored_names))
+            count += len(self.stored.remove(stored_names))
         return count
 
     def expire(self, bucket: str, infos: Sequence[ObjectInfo]) -> BucketTotals:
@@ -289,27 +287,8 @@ class LocalEngine(CatalogEngine[Version]):
                 pairs = zip(same, rows["is_pinned"].tolist(), strict=True)
                 return [version.name for version, is_pinned in pairs if not is_pinned]
 
-            gone += self.remove(unchanged)
+            gone += self.stored.remove(unchanged)
         return BucketTotals(len(gone), sum(version.info.size_bytes for version in gone))
-
-    def remove(self, choose: Callable[[IndexChange], Iterable[VersionName]]) -> list[Version]:
-        """Delete the versions that `choose` names within the transaction, durably; returns those
-        that were there. Works on a full device. Raises our errors only.
-        """
-        emptied: list[int] = []
-
-        def change_index(change: IndexChange) -> list[Version]:
-            deleted = change.delete(choose(change))
-            emptied[:] = self.holdings.emptied_by(deleted)
-            change.remove_extents(emptied)
-            change.unmark_unflushed(emptied)
-            return deleted
-
-        with translated("delete objects", self._data_dir), self.changing:
-            deleted = self.index.change_with_reserve(change_index)
-            self.holdings.forget(deleted)
-            self.flusher.drop(emptied)
-        return deleted
 
     # --- reading ---
 
@@ -327,7 +306,7 @@ class LocalEngine(CatalogEngine[Version]):
                 self.path_use,
                 versions,
                 row.info.policy.verification,
-                self._read_failed,
+                self.stored.read_failed,
             )
         self.holdings.used(stored, are_prefix=are_prefix and len(stored) == len(keys))
         return opened
@@ -347,14 +326,6 @@ class LocalEngine(CatalogEngine[Version]):
             body = read_resident(version, self.holdings, self.path_use, verification)
         return None if body is None else (version.info, body)
 
-    def open_versions(
-        self, versions: Sequence[Version], *, verification: Verification = Verification.FULL
-    ) -> LocalOpenObjects:
-        """Pin these very versions, which the index must name at this moment: call it inside of
-        `holdings.looking_up`, or with `changing` held. Damage is raised and nothing is dropped.
-        """
-        return open_sources(self.holdings, self.path_use, versions, verification, _as_damage)
-
     @contextlib.contextmanager
     def scanning(
         self, bucket: str
@@ -362,52 +333,6 @@ class LocalEngine(CatalogEngine[Version]):
         with self.index.reading() as view:
             number = view.bucket(bucket).number
             yield lambda prefix, start_after, limit: view.scan(number, prefix, start_after, limit)
-
-    # --- damage ---
-
-    def _read_failed(self, error: DamagedVersion | OSError) -> Exception:
-        if isinstance(error, DamagedVersion):
-            self.drop_damaged(error.version, str(error))
-        return _as_damage(error)
-
-    def drop_damaged(self, version: Version, reason: str) -> bool:
-        """Drop this very version; false where it was replaced, deleted or dropped meanwhile, and
-        where nothing can be changed any more.
-        """
-        if self.flush_latch.failure:
-            return False
-        dropped = self.remove(lambda _: [version.name])
-        if dropped:
-            self.damage.add(version.info.key, reason)
-        return bool(dropped)
-
-    def forget_lost(self) -> None:
-        """Let go of what the index has dropped by itself, because its rows were damaged."""
-        lost = self.index.take_lost()
-        if not lost:
-            return
-        with self.changing:
-            with self.index.reading() as view:
-                gone = [number for number in lost if view.name_of(number) is None]
-            emptied = self.holdings.forget_lost(gone)
-            if emptied:
-                self.index.change_with_reserve(lambda change: change.remove_extents(emptied))
-            self.flusher.drop(emptied)
-
-    # --- capacity ---
-
-    def make_room_in(self, bucket: BucketRow, growth_bytes: int) -> None:
-        """Evict from a bucket what its quota wants gone before it grows."""
-        quota_bytes = bucket.info.policy.quota_bytes
-        if quota_bytes is None or self.settings.when_full != "evict":
-            return
-        if growth_bytes > quota_bytes:
-            return
-        for _ in range(QUOTA_TURNS_MAX):  # extents come free, objects count
-            stored_bytes = self.holdings.stored_bytes.get(bucket.number, 0)
-            over_bytes = stored_bytes + growth_bytes - quota_bytes
-            if over_bytes <= 0 or not self.evict(over_bytes, bucket.number):
-                return
 
     def check_room(self, size_bytes: int) -> None:
         capacity_bytes = self.holdings.capacity_bytes()
@@ -417,78 +342,8 @@ class LocalEngine(CatalogEngine[Version]):
                 "(storage.capacity_bytes)"
             )
 
-    def _evict_for(self, wanted_bytes: int) -> int:
-        if self.settings.when_full != "evict":
-            return 0
-        freed_bytes = self.evict(wanted_bytes)
-        self.flusher.flush()  # what was replaced in asynchronous buckets waits for it
-        return freed_bytes
-
-    def evict(self, wanted_bytes: int, bucket: int | None = None) -> int:
-        """Delete the least useful chunks until extents of `wanted_bytes` came free, or as near to
-        it as can be had; returns the bytes of extents, 0 only where there is nothing to choose.
-        """
-        with self._evicting:  # two at once would choose the same
-            objects, extents = self.holdings.snapshot()
-            victims = choose_victims(objects, extents, wanted_bytes, bucket=bucket)
-            spared = Spared(self.holdings, objects)
-            before_bytes = self.holdings.allocated_bytes
-            removed = self.remove_numbers(victims, objects, spared.filter)
-            self.forget_lost()  # which would be chosen again and again
-        self.evicted_objects += len(removed)
-        self.evicted_bytes += sum(version.info.size_bytes for version in removed)
-        # Victims that were spared, all of them, are not those of another turn.
-        return max(before_bytes - self.holdings.allocated_bytes, int(len(victims) > 0))
-
-    def remove_numbers(
-        self,
-        numbers: npt.NDArray[np.int64],
-        objects: npt.NDArray[np.void],
-        filtered: Callable[[Sequence[int]], Sequence[int]] = lambda numbers: numbers,
-    ) -> list[Version]:
-        """Delete objects by number, those that are still what the snapshot `objects` says and that
-        `filtered` leaves, which is asked while nothing can change.
-        """
-        removed: list[Version] = []
-        for begin in range(0, len(numbers), DELETE_KEYS):
-            some = numbers[begin : begin + DELETE_KEYS].tolist()
-
-            def names(change: IndexChange, some: Sequence[int] = some) -> list[VersionName]:
-                found: list[VersionName] = []
-                for number in filtered(some):
-                    name = change.name_of(number)
-                    if name is not None:
-                        found.append(VersionName(*name, int(objects["serial"][number])))
-                return found
-
-            removed += self.remove(names)
-        return removed
-
-    def flush_extents(self, numbers: Sequence[int]) -> None:
-        """Return when the bytes of these extents survive a power loss. Raises `Unavailable` where
-        this flush or any other has failed.
-        """
-        with self._data_flushes.one():
-            self.volume.flush(self.holdings.ranges(numbers))
-
-    def direct_ranges(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """(offset, length) of extents that are read directly, where the page cache could have
-        them all the same.
-        """
-        if len(self.volume.paths) < len(Path):
-            return []
-        return self.holdings.ranges(numbers, path=Path.DIRECT)
-
-    def drop_from_cache(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Let the page cache forget flushed (offset, length) ranges. A hint: they may be another's
-        by now, or gone.
-        """
-        for offset_bytes, length_bytes in ranges:
-            with contextlib.suppress(OSError):
-                self.volume.drop_cache(offset_bytes, length_bytes)
-
     def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:
-        with self.changing:
+        with self.stored.changing:
             with self.index.writing() as change:
                 versions = change.versions(change.bucket(bucket).number, keys).values()
                 numbers = [version.number for version in versions]
@@ -499,15 +354,15 @@ class LocalEngine(CatalogEngine[Version]):
     # --- the engine itself ---
 
     def status(self) -> EngineStatus:
-        return engine_status(self)
+        return engine_status(self.capabilities.name, self.stored, self.evictor, self.upkeep)
 
     def totals(self) -> EngineStatus:
-        return engine_status(self, with_extents=False)
+        return engine_status(
+            self.capabilities.name, self.stored, self.evictor, self.upkeep, with_extents=False
+        )
 
     def check(self, repair: bool, on_progress: Callable[[CheckReport], bool]) -> CheckReport:
-        from objectcache_storage_server.engines.local.upkeep.check_store import check_engine
-
-        return check_engine(self, repair, on_progress)
+        return check_objects(self.stored, repair, on_progress)
 
     def close(self) -> None:
         self._opened.close()
@@ -516,13 +371,6 @@ class LocalEngine(CatalogEngine[Version]):
 def _new_object(put: StagedPut, modified_s: float) -> NewLocal:
     assert isinstance(put.staged, LocalStaged)
     return NewLocal.of(put, put.staged, modified_s)
-
-
-def _as_damage(error: DamagedVersion | OSError) -> Exception:
-    if isinstance(error, OSError):
-        return as_our_error(error, "read an object", "the data files")
-    key = error.version.info.key
-    return DamagedData(f"{key!r} is damaged: {error}", key=key)
 
 
 def _check_engine(data_dir: FilePath) -> None:

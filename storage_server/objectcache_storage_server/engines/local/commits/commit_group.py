@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from threading import Event, Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_storage_server.engines.local.commits.judged_commit import LocalCommit, fill_rows
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange
+from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.holdings import OfObjects
-
-if TYPE_CHECKING:
-    from objectcache_storage_server.engines.local.engine import LocalEngine
 
 GROUP_MAX = 64  # commits of one transaction, which bounds its pages
 
@@ -44,8 +42,8 @@ class _Freed(NamedTuple):
 class CommitGroups:
     """Stores commits, each on behalf of its thread. Safe to use from any thread."""
 
-    def __init__(self, engine: LocalEngine) -> None:
-        self._engine = engine
+    def __init__(self, objects: StoredObjects) -> None:
+        self._objects = objects
         self._lock = Lock()
         self._line: list[_Waiting] = []
         self._is_storing = False  # somebody stores, and will call the first in line
@@ -83,14 +81,14 @@ class CommitGroups:
 
     def _finish(self, group: Sequence[_Waiting], freed: Sequence[_Freed]) -> None:
         """Make the index durable, where somebody asks for it, and let the group go."""
-        engine = self._engine
+        objects = self._objects
         durable = [one for one in group if one.commit.durable and one.error is None]
         try:
             if durable:
-                engine.index.sync()  # of a group that follows closely, it may be both's
+                objects.index.sync()  # of a group that follows closely, it may be both's
                 for each in freed:
-                    engine.flusher.drop(each.extents)  # until then a crash may bring them back
-                    engine.drop_from_cache(each.direct_ranges)
+                    objects.flusher.drop(each.extents)  # until then a crash may bring them back
+                    objects.flushes.drop_from_cache(each.direct_ranges)
         except BaseException as error:
             for one in durable:
                 one.error = error
@@ -111,29 +109,31 @@ class CommitGroups:
 
     def _store(self, group: Sequence[_Waiting]) -> _Freed:
         """Flush, change the index, and what follows from it. What is raised has changed nothing."""
-        engine = self._engine
+        objects = self._objects
         commits = [one.commit for one in group]
         if any(commit.durable for commit in commits):
-            engine.flush_extents(sorted(set().union(*(each.written_extents() for each in commits))))
+            objects.flushes.flush(
+                sorted(set().union(*(each.written_extents() for each in commits)))
+            )
         for commit in commits:
             commit.flushed()
-        with engine.changing:
+        with objects.changing:
             emptied, rows = self._change_index(group)
             stored = [one.commit for one in group if one.error is None]
-            engine.holdings.forget(
+            objects.holdings.forget(
                 [gone for each in stored for gone in (*each.replaced, *each.taken_over)]
             )
-            engine.holdings.store([version for each in stored for version in each.versions], rows)
+            objects.holdings.store([version for each in stored for version in each.versions], rows)
             for commit in stored:
                 commit.keep()
             return self._leave_to_flush(stored, emptied)
 
     def _change_index(self, group: Sequence[_Waiting]) -> tuple[list[int], OfObjects]:
         """One transaction; returns the extents that it empties and the rows of what it adds."""
-        holdings = self._engine.holdings
+        holdings = self._objects.holdings
         numbers, rows = holdings.new_object_rows(sum(len(one.commit.keys) for one in group))
         try:
-            with self._engine.index.writing(durable=False) as change:
+            with self._objects.index.writing(durable=False) as change:
                 versions = self._add_versions(group, change, numbers)
                 stored = [one.commit for one in group if one.error is None]
                 emptied = holdings.emptied_by([gone for each in stored for gone in each.replaced])
@@ -169,18 +169,18 @@ class CommitGroups:
         """Tell the flusher what waits for it. From here on anybody may delete what was stored, and
         its extents' numbers be others'.
         """
-        engine = self._engine
+        objects = self._objects
         durable: set[int] = set()
         for commit in stored:
             extents = {number for version in commit.versions for number in version.extents}
             if commit.durable:
                 durable |= extents
             else:
-                engine.flusher.add(extents, ())
+                objects.flusher.add(extents, ())
         if not any(commit.durable for commit in stored):
-            engine.flusher.add((), emptied)
+            objects.flusher.add((), emptied)
             emptied = ()
-        return _Freed(emptied, engine.direct_ranges(sorted(durable)))
+        return _Freed(emptied, objects.flushes.direct_ranges(sorted(durable)))
 
 
 def group_of(line: Sequence[_Waiting]) -> list[_Waiting]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +16,10 @@ from objectcache_storage_server.engines.block_checksums import BlockHasher
 from objectcache_storage_server.engines.catalog import BucketRow
 from objectcache_storage_server.engines.judge_commit import CommitJudge, NewObject
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange
+from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
 from objectcache_storage_server.engines.local.puts.staged_runs import LocalStaged
 from objectcache_storage_server.engines.local.reads.verified_reads import PIECE_BYTES
 from objectcache_storage_server.engines.local.records import Version, key_hash
-
-if TYPE_CHECKING:
-    from objectcache_storage_server.engines.local.engine import LocalEngine
-
 
 NewLocal = NewObject[LocalStaged]
 
@@ -31,7 +27,14 @@ NewLocal = NewObject[LocalStaged]
 class LocalCommit:
     """The steps of a commit, and what it found on the way. `commit_group` takes them in order."""
 
-    def __init__(self, engine: LocalEngine, new: Sequence[NewLocal], condition: Condition) -> None:
+    def __init__(
+        self,
+        objects: StoredObjects,
+        make_room_in: Callable[[BucketRow, int], None],
+        new: Sequence[NewLocal],
+        condition: Condition,
+    ) -> None:
+        """`make_room_in` evicts from a bucket what its quota wants gone before it grows."""
         self.judge = CommitJudge[LocalStaged, Version](new, condition, self._hash_stored)
         self.bucket_name = new[0].staged.bucket
         self.keys = [each.key for each in new]
@@ -40,8 +43,9 @@ class LocalCommit:
         self.taken_over: list[Version] = []
         self.versions: Sequence[Version] = ()  # what was stored
         self.durable = True
-        self._engine = engine
-        self._holdings = engine.holdings
+        self._objects = objects
+        self._make_room_in = make_room_in
+        self._holdings = objects.holdings
         self._new = new
         self._stored: Mapping[str, Version] = {}
         self._flushed: set[int] = set()
@@ -53,12 +57,12 @@ class LocalCommit:
 
     def prepare(self) -> None:
         """Refuse what is refused already, and make room; raises as `Engine.commit` says."""
-        with self._engine.index.reading() as view:
+        with self._objects.index.reading() as view:
             bucket = view.bucket(self.bucket_name)
             self._stored = view.versions(bucket.number, self.keys)
         self.to_store = self.judge.to_store(bucket.info, self._stored)
         self.durable = bucket.info.policy.durability is Durability.SYNC
-        self._engine.make_room_in(bucket, self._growth_bytes(self.to_store, self._stored))
+        self._make_room_in(bucket, self._growth_bytes(self.to_store, self._stored))
 
     def written_extents(self) -> set[int]:
         """Extents that have to be durable before the index names them."""
@@ -85,7 +89,7 @@ class LocalCommit:
         self.durable = bucket.info.policy.durability is Durability.SYNC
         missing = self.written_extents() - self._flushed
         if missing:  # the verdict is another one by now
-            self._engine.flush_extents(sorted(missing))
+            self._objects.flushes.flush(sorted(missing))
         grown_bytes[bucket.number] += growth_bytes
         self.replaced = [stored[each.key] for each in self.to_store if each.key in stored]
         self.taken_over = self._take_over(change)
@@ -146,7 +150,7 @@ class LocalCommit:
 
     def _hash_stored(self, stored: Version, block_bytes: int) -> array[int]:
         hasher = BlockHasher(block_bytes)
-        with self._engine.open_versions([stored]) as opened:
+        with self._objects.open_versions([stored]) as opened:
             piece = memoryview(bytearray(min(PIECE_BYTES, stored.info.size_bytes)))
             for offset_bytes in range(0, stored.info.size_bytes, PIECE_BYTES):
                 part = piece[: stored.info.size_bytes - offset_bytes]

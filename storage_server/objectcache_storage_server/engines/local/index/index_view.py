@@ -78,7 +78,6 @@ class IndexView(CatalogView[Version]):
     # --- buckets ---
 
     def find_bucket(self, name: str) -> BucketRow | None:
-        """The bucket of this name."""
         raw = key_bytes(name)
         if not raw or len(raw) > 511:
             return None
@@ -120,7 +119,6 @@ class IndexView(CatalogView[Version]):
     # --- objects by key ---
 
     def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, Version]:
-        """What is stored of `keys`."""
         found: dict[str, Version] = {}
         get, head = self._spaces.get, raw_space(bucket_number)
         for key in keys:
@@ -146,12 +144,10 @@ class IndexView(CatalogView[Version]):
     def scan(
         self, bucket_number: int, prefix: str, start_after: str, limit: int
     ) -> list[ObjectInfo]:
-        """Objects of a key range, by UTF-8 bytes of the key."""
         records = self._records(bucket_number, *scan_bounds(prefix, start_after))
         return [info_of(record, key) for key, record in itertools.islice(records, limit)]
 
     def is_empty(self, bucket_number: int) -> bool:
-        """Whether the bucket holds no object."""
         return self._spaces.is_empty(bucket_number)
 
     def key_of_other_size(self, bucket_number: int, size_bytes: int) -> str | None:

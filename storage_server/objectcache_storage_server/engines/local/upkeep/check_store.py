@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -21,6 +20,7 @@ from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.operators.engine_status import CheckReport
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange, IndexView
+from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
 from objectcache_storage_server.engines.local.reads.verified_reads import LocalOpenObjects
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.dense_tables import EXTENT_COLUMNS, DenseTable
@@ -33,9 +33,6 @@ from objectcache_storage_server.engines.local.upkeep.find_misplaced import (
     unnamed_extents,
 )
 
-if TYPE_CHECKING:
-    from objectcache_storage_server.engines.local.engine import LocalEngine
-
 EXAMPLES_MAX = 20
 SCAN_VERSIONS = 1024  # decoded at a time in the comparison of index and space
 PAGE_VERSIONS = 64  # pinned at a time while their bytes are read
@@ -44,15 +41,15 @@ PROGRESS_BYTES = 64 * MIB  # between two reports of progress
 _IDENTITY = ("is_used", "offset_bytes", "length_bytes", "slots")  # of an extent's row
 
 
-def check_engine(
-    engine: LocalEngine,
+def check_objects(
+    stored: StoredObjects,
     repair: bool,
     on_progress: Callable[[CheckReport], bool],
     pause: Callable[[float], None] = time.sleep,
 ) -> CheckReport:
     """See `Engine.check`. `pause` waits so many seconds."""
     findings = _Findings()
-    with contextlib.closing(_carry_out(engine, repair, findings, pause)) as steps:
+    with contextlib.closing(_carry_out(stored, repair, findings, pause)) as steps:
         for _ in steps:
             if not on_progress(findings.report()):
                 break
@@ -60,14 +57,14 @@ def check_engine(
 
 
 def _carry_out(
-    engine: LocalEngine, repair: bool, findings: _Findings, pause: Callable[[float], None]
+    stored: StoredObjects, repair: bool, findings: _Findings, pause: Callable[[float], None]
 ) -> Generator[None, None, None]:
-    findings.name_buckets(engine)
-    places = _Places.scan(engine, findings)
+    findings.name_buckets(stored)
+    places = _Places.scan(stored, findings)
     yield
     if repair:
-        _repair_places(engine, places, findings)
-    yield from _BytesCheck(engine, repair, findings, places, pause).steps()
+        _repair_places(stored, places, findings)
+    yield from _BytesCheck(stored, repair, findings, places, pause).steps()
 
 
 class _Findings:
@@ -79,8 +76,8 @@ class _Findings:
         self._examples: list[str] = []
         self._buckets: dict[int, str] = {}
 
-    def name_buckets(self, engine: LocalEngine) -> None:
-        with engine.index.reading() as view:
+    def name_buckets(self, stored: StoredObjects) -> None:
+        with stored.index.reading() as view:
             self._buckets = {row.number: row.info.name for row in view.bucket_rows()}
 
     def example(self, words: str) -> None:
@@ -124,12 +121,12 @@ class _Places:
     miscounts: dict[int, tuple[np.void, int]]  # extents as memory has them, and objects it misses
 
     @classmethod
-    def scan(cls, engine: LocalEngine, findings: _Findings) -> _Places:
+    def scan(cls, stored: StoredObjects, findings: _Findings) -> _Places:
         """Compare the index with the space that it names, and count what is found."""
         with contextlib.ExitStack() as stack:
-            with engine.changing:  # memory and index as of one moment
-                _, held = engine.holdings.snapshot()
-                view = stack.enter_context(engine.index.reading())
+            with stored.changing:  # memory and index as of one moment
+                _, held = stored.holdings.snapshot()
+                view = stack.enter_context(stored.index.reading())
             extents, damaged_rows = _stored_extents(view, held)
             claims, impossible = _claims(view, extents, findings)
             shared = _claimants(view, claims.shared())
@@ -144,7 +141,7 @@ class _Places:
         for number in damaged_rows:
             findings.misplaced += 1
             findings.example(f"extent {number}: its index row does not match its checksum")
-        _count_extent_faults(engine, extents, findings)
+        _count_extent_faults(stored, extents, findings)
         unnamed = unnamed_extents(extents, claims)
         findings.leaked_bytes += int(extents["length_bytes"][unnamed].sum())
         for number in unnamed.tolist():
@@ -197,8 +194,8 @@ def _versions(view: IndexView) -> Iterator[Version]:
         after = (page[-1].bucket_number, page[-1].info.key)
 
 
-def _count_extent_faults(engine: LocalEngine, extents: Extents, findings: _Findings) -> None:
-    volume = engine.volume
+def _count_extent_faults(stored: StoredObjects, extents: Extents, findings: _Findings) -> None:
+    volume = stored.volume
     outside = outside_extents(extents, volume.segments(), volume.segment_bytes)
     for words, numbers in (
         ("overlaps another", overlapping_extents(extents)),
@@ -219,26 +216,26 @@ def _miscounts(extents: Extents, held: Extents, claims: Claims) -> dict[int, tup
 # --- repairing places -----------------------------------------------------------------------------
 
 
-def _repair_places(engine: LocalEngine, places: _Places, findings: _Findings) -> None:
+def _repair_places(stored: StoredObjects, places: _Places, findings: _Findings) -> None:
     """Drop what cannot be right. Counts come first: they say which extents a drop empties."""
-    engine.forget_lost()  # of what the scan dropped, while its extents are still its own
-    _recount(engine, places)
+    stored.forget_lost()  # of what the scan dropped, while its extents are still its own
+    _recount(stored, places)
     for version in places.impossible:
-        findings.dropped += _drop(engine, version, ())  # no extent counts it
+        findings.dropped += _drop(stored, version, ())  # no extent counts it
     for group in places.shared:
-        whole = [version for version in group if _is_whole(engine, version)]
+        whole = [version for version in group if _is_whole(stored, version)]
         for version in group:
             if version not in whole[:1]:
-                findings.dropped += _drop(engine, version, version.extents)
-    _repair_extents(engine, places)
+                findings.dropped += _drop(stored, version, version.extents)
+    _repair_extents(stored, places)
 
 
-def _recount(engine: LocalEngine, places: _Places) -> None:
+def _recount(stored: StoredObjects, places: _Places) -> None:
     """Correct how many objects memory counts in an extent, by what it was wrong by. Where that
     changed meanwhile, the next check will see.
     """
-    holdings = engine.holdings
-    with engine.changing, holdings.lock:
+    holdings = stored.holdings
+    with stored.changing, holdings.lock:
         rows = holdings.extents.rows
         for number, (row, missing) in places.miscounts.items():
             now = rows[number]
@@ -247,8 +244,8 @@ def _recount(engine: LocalEngine, places: _Places) -> None:
                 rows["live_slots"][number] = max(0, int(now["live_slots"]) + missing)
 
 
-def _is_whole(engine: LocalEngine, version: Version) -> bool:
-    opened = _open(engine, [version])
+def _is_whole(stored: StoredObjects, version: Version) -> bool:
+    opened = _open(stored, [version])
     if opened is None:
         return False
     memory = memoryview(bytearray(min(PIECE_BYTES, version.info.size_bytes)))
@@ -261,15 +258,15 @@ def _is_whole(engine: LocalEngine, version: Version) -> bool:
     return True
 
 
-def _open(engine: LocalEngine, versions: Sequence[Version]) -> LocalOpenObjects | None:
+def _open(stored: StoredObjects, versions: Sequence[Version]) -> LocalOpenObjects | None:
     """Pin versions, if the index names all of them still."""
-    with engine.holdings.looking_up():
-        if all(_is_current(engine, version) for version in versions):
-            return engine.open_versions(versions)
+    with stored.holdings.looking_up():
+        if all(_is_current(stored, version) for version in versions):
+            return stored.open_versions(versions)
     return None
 
 
-def _drop(engine: LocalEngine, version: Version, extents: tuple[int, ...]) -> bool:
+def _drop(stored: StoredObjects, version: Version, extents: tuple[int, ...]) -> bool:
     """Delete a version that is counted in `extents` only, whatever its record names."""
     emptied: list[int] = []
 
@@ -277,26 +274,26 @@ def _drop(engine: LocalEngine, version: Version, extents: tuple[int, ...]) -> bo
         deleted = [
             msgspec.structs.replace(each, extents=extents) for each in change.delete([version.name])
         ]
-        emptied[:] = engine.holdings.emptied_by(deleted)
+        emptied[:] = stored.holdings.emptied_by(deleted)
         change.remove_extents(emptied)
         return deleted
 
-    with engine.changing:
-        deleted = engine.index.change_with_reserve(change_index)
-        engine.holdings.forget(deleted)
-        engine.flusher.drop(emptied)
+    with stored.changing:
+        deleted = stored.index.change_with_reserve(change_index)
+        stored.holdings.forget(deleted)
+        stored.flusher.drop(emptied)
     for each in deleted:
-        engine.damage.add(each.info.key, "its place is impossible, or another object's")
+        stored.damage.add(each.info.key, "its place is impossible, or another object's")
     return bool(deleted)
 
 
-def _repair_extents(engine: LocalEngine, places: _Places) -> None:
+def _repair_extents(stored: StoredObjects, places: _Places) -> None:
     """Store rows of extents again that the index has lost, and free those that nobody names.
 
     An extent that was given out again meanwhile has a writer or objects.
     """
-    holdings = engine.holdings
-    with engine.changing:
+    holdings = stored.holdings
+    with stored.changing:
         with holdings.lock:
             rows = holdings.extents.used
             is_known = rows["is_used"] & ~rows["is_freed"]
@@ -305,13 +302,13 @@ def _repair_extents(engine: LocalEngine, places: _Places) -> None:
             lost = [
                 number for number in places.damaged_rows if is_known[number] and number not in freed
             ]
-            stored = rows[lost]
+            lost_rows = rows[lost]
         if not freed and not lost:
             return
-        with engine.index.writing() as change:
+        with stored.index.writing() as change:
             change.remove_extents(freed)
-            change.add_extents(lost, stored)
-        engine.flusher.drop(freed)
+            change.add_extents(lost, lost_rows)
+        stored.flusher.drop(freed)
 
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -322,13 +319,13 @@ class _BytesCheck:
 
     def __init__(
         self,
-        engine: LocalEngine,
+        stored: StoredObjects,
         repair: bool,
         findings: _Findings,
         places: _Places,
         pause: Callable[[float], None],
     ) -> None:
-        self._engine = engine
+        self._objects = stored
         self._repair = repair
         self._findings = findings
         self._unreadable = {version.name for version in places.impossible}
@@ -339,15 +336,15 @@ class _BytesCheck:
 
     def steps(self) -> Iterator[None]:
         """Steps of the check; between two of them it can be ended."""
-        engine = self._engine
+        stored = self._objects
         after: tuple[int, str] | None = None
         while True:
             with contextlib.ExitStack() as pinned:
-                with engine.holdings.looking_up():
-                    with engine.index.reading() as view:
+                with stored.holdings.looking_up():
+                    with stored.index.reading() as view:
                         page = view.every_version(after, PAGE_VERSIONS)
                     opened = [
-                        (pinned.enter_context(engine.open_versions(versions)), versions)
+                        (pinned.enter_context(stored.open_versions(versions)), versions)
                         for versions in self._apart(page)
                     ]
                 self._findings.add_damaged_rows(view)
@@ -378,7 +375,7 @@ class _BytesCheck:
                 self._found(version, str(damage))
                 return
             self._findings.bytes += len(memory)
-            if any(gate.readers for gate in self._engine.path_use.gates.values()):
+            if any(gate.readers for gate in self._objects.path_use.gates.values()):
                 self._pause(time.monotonic() - started_s)
             if self._findings.bytes - self._reported_bytes >= PROGRESS_BYTES:
                 self._reported_bytes = self._findings.bytes
@@ -386,15 +383,15 @@ class _BytesCheck:
 
     def _found(self, version: Version, reason: str) -> None:
         """Count it, and drop it if it is to be: the pinned bytes were this version's own."""
-        if not _is_current(self._engine, version):
+        if not _is_current(self._objects, version):
             return
         self._findings.damaged += 1
         self._findings.example_of(version.bucket_number, version.info.key, reason)
         if self._repair:
-            self._findings.dropped += self._engine.drop_damaged(version, reason)
+            self._findings.dropped += self._objects.drop_damaged(version, reason)
 
 
-def _is_current(engine: LocalEngine, version: Version) -> bool:
-    with engine.index.reading() as view:
+def _is_current(stored: StoredObjects, version: Version) -> bool:
+    with stored.index.reading() as view:
         found = view.versions(version.bucket_number, [version.info.key]).get(version.info.key)
     return found is not None and found.serial == version.serial

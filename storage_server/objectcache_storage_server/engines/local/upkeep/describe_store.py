@@ -1,25 +1,30 @@
-"""What operators see of the local engine."""
+"""What operators see of the local stored."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from objectcache_schemas.operators.engine_status import EngineStatus, ExtentClass, PathStatus
+from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
 from objectcache_storage_server.engines.local.reads.device_sharing import Overlap
+from objectcache_storage_server.engines.local.upkeep.evict_chunks import Evictor
+from objectcache_storage_server.engines.local.upkeep.upkeep_thread import Upkeep
 from objectcache_storage_server.engines.local.volumes.volume import Path
-
-if TYPE_CHECKING:
-    from objectcache_storage_server.engines.local.engine import LocalEngine
 
 PATH_NAMES = {Path.PAGE_CACHE: "page_cache", Path.DIRECT: "direct"}
 
 
-def engine_status(engine: LocalEngine, *, with_extents: bool = True) -> EngineStatus:
+def engine_status(
+    name: str,
+    stored: StoredObjects,
+    evictor: Evictor,
+    upkeep: Upkeep,
+    *,
+    with_extents: bool = True,
+) -> EngineStatus:
     """The state of now; the extents are counted one by one."""
-    holdings, upkeep = engine.holdings, engine.upkeep
+    holdings = stored.holdings
     with holdings.lock:
         extents = holdings.extents.used[: None if with_extents else 0].copy()
         free_bytes = holdings.allocator.free_bytes
@@ -27,32 +32,32 @@ def engine_status(engine: LocalEngine, *, with_extents: bool = True) -> EngineSt
         objects, live_bytes = len(holdings.objects), sum(holdings.stored_bytes.values())
     extents = extents[extents["is_used"] & ~extents["is_freed"]]
     return EngineStatus(
-        engine=engine.capabilities.name,
+        engine=name,
         objects=objects,
-        damaged=engine.damaged_count,
-        flush_failure=engine.flush_failure,
+        damaged=stored.damage.total,
+        flush_failure=stored.flush_latch.failure,
         capacity_bytes=holdings.capacity_bytes(),
         allocated_bytes=holdings.allocated_bytes,
         live_bytes=live_bytes,
         free_bytes=free_bytes,
         largest_free_bytes=largest_free_bytes,
-        data_files=len(engine.volume.segments()),
+        data_files=len(stored.volume.segments()),
         extents=extent_classes(extents),
         page_cache_budget_bytes=upkeep.budget.bytes,
         page_cache_budget_source=upkeep.budget.source,
-        paths=tuple(_path_status(engine, extents, path) for path in sorted(engine.volume.paths)),
-        device_path=engine.volume.device_path,
-        cache_path=engine.volume.cache_path,
-        stale_reads=engine.path_use.stale_reads,
-        unflushed_extents=len(engine.flusher),
-        evicted_objects=engine.evicted_objects,
-        evicted_bytes=engine.evicted_bytes,
-        expired_objects=engine.expired_objects,
+        paths=tuple(_path_status(stored, extents, path) for path in sorted(stored.volume.paths)),
+        device_path=stored.volume.device_path,
+        cache_path=stored.volume.cache_path,
+        stale_reads=stored.path_use.stale_reads,
+        unflushed_extents=len(stored.flusher),
+        evicted_objects=evictor.evicted_objects,
+        evicted_bytes=evictor.evicted_bytes,
+        expired_objects=upkeep.expired_objects,
         compacted_objects=upkeep.compactor.moved_objects,
         compacted_bytes=upkeep.compactor.moved_bytes,
         compaction=upkeep.compactor.state,
         compaction_candidates=upkeep.compactor.candidates,
-        when_full=engine.settings.when_full,
+        when_full=upkeep.settings.when_full,
     )
 
 
@@ -72,8 +77,8 @@ def extent_classes(extents: npt.NDArray[np.void]) -> tuple[ExtentClass, ...]:
     return tuple(classes)
 
 
-def _path_status(engine: LocalEngine, extents: npt.NDArray[np.void], path: Path) -> PathStatus:
-    counts, chooser = engine.path_use.counts[path], engine.path_use.gates[path].chooser
+def _path_status(stored: StoredObjects, extents: npt.NDArray[np.void], path: Path) -> PathStatus:
+    counts, chooser = stored.path_use.counts[path], stored.path_use.gates[path].chooser
     on_path = extents[extents["path"] == path]
     return PathStatus(
         name=PATH_NAMES[path],

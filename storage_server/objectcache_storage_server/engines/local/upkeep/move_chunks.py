@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import DamagedData, ObjectCacheError, StorageFull
 from objectcache_storage_server.engines.base import PrefixShape
 from objectcache_storage_server.engines.local.commits.judged_commit import fill_rows
+from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
 from objectcache_storage_server.engines.local.puts.staged_prefix import LocalStagedPrefix
+from objectcache_storage_server.engines.local.puts.writer_space import WriterSpace
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.upkeep.plan_compaction import (
     Move,
     candidate_count,
     plan_moves,
 )
-
-if TYPE_CHECKING:
-    from objectcache_storage_server.engines.local.engine import LocalEngine
 
 MOVES_MAX = 64  # of one plan
 PLAN_EVERY_S = 5.0  # a plan looks at every object
@@ -36,9 +35,21 @@ log = logging.getLogger("objectcache.storage_server.engines.local.compactor")
 class Compactor:
     """Carries out plans at the rate that the settings allow."""
 
-    def __init__(self, engine: LocalEngine) -> None:
+    def __init__(
+        self,
+        stored: StoredObjects,
+        space: WriterSpace,
+        settings: StorageSettings,
+        extent_bytes_max: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """`space` gives out extents without evicting for them; `clock` tells objects' time."""
         self.moved_objects = self.moved_bytes = self.candidates = 0
-        self._engine = engine
+        self._stored = stored
+        self.space = space
+        self._settings = settings
+        self.extent_bytes_max = extent_bytes_max
+        self._clock = clock
         self._moves: list[Move] = []
         self._planned_s = float("-inf")
         self._settled: tuple[int, int] | None = None  # what was so when nothing was left to move
@@ -48,13 +59,13 @@ class Compactor:
     @property
     def state(self) -> str:
         """In words, for operators."""
-        if self._engine.settings.compaction_bytes_per_s == 0:
+        if self._settings.compaction_bytes_per_s == 0:
             return "off"
         return f"moving, {len(self._moves)} extents to go" if self._moves else "idle"
 
     def round(self, now_s: float) -> None:
         """Move what the time since the last round allows."""
-        rate = self._engine.settings.compaction_bytes_per_s
+        rate = self._settings.compaction_bytes_per_s
         if rate == 0:
             return
         elapsed_s = 0.0 if self._last_s is None else now_s - self._last_s
@@ -70,14 +81,14 @@ class Compactor:
             self._carry_out(move)
 
     def _plan(self) -> None:
-        engine, settings = self._engine, self._engine.settings
-        state = (engine.holdings.clock_of_uses, len(engine.holdings.objects))
+        stored, settings = self._stored, self._settings
+        state = (stored.holdings.clock_of_uses, len(stored.holdings.objects))
         if state == self._settled:
             return
-        objects, extents = engine.holdings.snapshot()
+        objects, extents = stored.holdings.snapshot()
         self._objects = objects
         self.candidates = candidate_count(
-            objects, extents, settings.extent_row_bytes, engine.extent_bytes_max
+            objects, extents, settings.extent_row_bytes, self.extent_bytes_max
         )
         is_read = bool(extents["readers"].any())  # and may be a candidate when it is not
         self._settled = None if self.candidates or is_read else state
@@ -86,8 +97,8 @@ class Compactor:
                 objects,
                 extents,
                 row_bytes=settings.extent_row_bytes,
-                extent_bytes_max=engine.extent_bytes_max,
-                now_s=engine.clock(),
+                extent_bytes_max=self.extent_bytes_max,
+                now_s=self._clock(),
                 idle_s=settings.compaction_idle_s,
                 moves_max=MOVES_MAX,
             )
@@ -111,12 +122,12 @@ class Compactor:
             damaged = by_key.get(damage.details.key or "")
             if damaged is None:
                 raise
-            self._engine.drop_damaged(damaged, str(damage))
+            self._stored.drop_damaged(damaged, str(damage))
 
     def _versions(self, move: Move) -> list[Version]:
         """The chunks of a move, those that are still what the plan saw."""
         found: list[Version] = []
-        with self._engine.index.reading() as view:
+        with self._stored.index.reading() as view:
             names = [view.name_of(number) for number in move.numbers]
             keys = [name[1] for name in names if name is not None and name[0] == move.bucket]
             stored = view.versions(move.bucket, keys)
@@ -128,33 +139,33 @@ class Compactor:
 
     def _are_read(self, versions: Sequence[Version]) -> bool:
         extents = np.array(sorted({n for version in versions for n in version.extents}), np.int64)
-        with self._engine.holdings.lock:
-            return bool(self._engine.holdings.extents.rows["readers"][extents].any())
+        with self._stored.holdings.lock:
+            return bool(self._stored.holdings.extents.rows["readers"][extents].any())
 
     def _move(self, move: Move, versions: Sequence[Version]) -> None:
-        engine, geometry = self._engine, move.geometry
+        stored, geometry = self._stored, move.geometry
         keys = [version.info.key for version in versions]
         shape = PrefixShape(keys, geometry.num_layers, geometry.slice_bytes, layerwise=False)
-        prefix = LocalStagedPrefix(engine.compaction_space, "", shape, [geometry])
+        prefix = LocalStagedPrefix(self.space, "", shape, [geometry])
         try:
-            with engine.holdings.looking_up():
+            with stored.holdings.looking_up():
                 versions = self._still_stored(move, versions)
                 if len(versions) < len(keys):
                     return
-                opened = engine.open_versions(versions)
+                opened = stored.open_versions(versions)
             with contextlib.closing(opened):
                 chunk = memoryview(bytearray(geometry.chunk_bytes))
                 for index in range(len(versions)):
                     opened.read_into(index, 0, chunk)
                     prefix.write(index * geometry.chunk_bytes, chunk)
             prefix.finish()
-            engine.flush_extents([prefix.place(0)[0]])
+            stored.flushes.flush([prefix.place(0)[0]])
             self._rename(versions, prefix)
         finally:
             prefix.discard()
 
     def _still_stored(self, move: Move, versions: Sequence[Version]) -> list[Version]:
-        with self._engine.index.reading() as view:
+        with self._stored.index.reading() as view:
             stored = view.versions(move.bucket, [version.info.key for version in versions])
         return [
             version
@@ -163,12 +174,12 @@ class Compactor:
         ]
 
     def _rename(self, versions: Sequence[Version], prefix: LocalStagedPrefix) -> None:
-        engine, holdings = self._engine, self._engine.holdings
+        stored, holdings = self._stored, self._stored.holdings
         new = prefix.moved(versions)
-        with engine.changing:
+        with stored.changing:
             if self._are_read(versions):
                 return
-            with engine.index.writing(durable=False) as change:
+            with stored.index.writing(durable=False) as change:
                 with holdings.lock:
                     rows = holdings.objects.rows[[version.number for version in versions]]
                     extent_rows = holdings.extents.rows[[new[0].extents[0]]]
@@ -188,7 +199,7 @@ class Compactor:
             holdings.move([new[index] for index in moved], old, rows[moved])
             for index in moved:
                 prefix.keep(index)
-        engine.index.sync()
-        engine.flusher.drop(emptied)
+        stored.index.sync()
+        stored.flusher.drop(emptied)
         self.moved_objects += len(moved)
         self.moved_bytes += sum(version.info.size_bytes for version in old)

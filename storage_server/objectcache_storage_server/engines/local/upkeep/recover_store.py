@@ -10,7 +10,6 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,9 @@ import numpy.typing as npt
 from objectcache_schemas.errors import DamagedData, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange
+from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.system_errors import translated
-
-if TYPE_CHECKING:
-    from objectcache_storage_server.engines.local.engine import LocalEngine
 
 READ_BYTES = 1 * MIB
 PAGE_VERSIONS = 4096
@@ -30,15 +27,15 @@ PAGE_VERSIONS = 4096
 log = logging.getLogger("objectcache.storage_server.engines.local.recovery")
 
 
-def recover(engine: LocalEngine) -> None:
+def recover(stored: StoredObjects) -> None:
     """Fill the engine's holdings, and drop what cannot be what was stored."""
-    holdings = engine.holdings
-    with engine.index.reading() as view:
+    holdings = stored.holdings
+    with stored.index.reading() as view:
         view.load_objects(holdings.objects)
         view.load_extents(holdings.extents)
         view.load_uses(holdings.objects)
         unflushed = view.unflushed()
-    _drop_lost_extents(engine)
+    _drop_lost_extents(stored)
     try:
         holdings.load()
     except ValueError as error:
@@ -47,17 +44,17 @@ def recover(engine: LocalEngine) -> None:
             "empty"
         ) from error
     if unflushed:
-        _settle_unflushed(engine, unflushed)
+        _settle_unflushed(stored, unflushed)
 
 
-def _drop_lost_extents(engine: LocalEngine) -> None:
+def _drop_lost_extents(stored: StoredObjects) -> None:
     """Forget extents whose data file is gone, and objects in them or in no known extent at all.
 
     Before anything else is derived from the tables.
     """
-    extents, objects = engine.holdings.extents, engine.holdings.objects
-    segments = extents.used["offset_bytes"] // np.uint64(engine.volume.segment_bytes)
-    exists = np.isin(segments, np.array(engine.volume.segments(), np.uint64))
+    extents, objects = stored.holdings.extents, stored.holdings.objects
+    segments = extents.used["offset_bytes"] // np.uint64(stored.volume.segment_bytes)
+    exists = np.isin(segments, np.array(stored.volume.segments(), np.uint64))
     known = extents.used["is_used"] & exists
     lost = np.flatnonzero(extents.used["is_used"] & ~exists).tolist()
     of_objects = objects.used["extent"]
@@ -67,15 +64,15 @@ def _drop_lost_extents(engine: LocalEngine) -> None:
     homeless = objects.used["is_used"] & (objects.used["size_bytes"] > 0) & ~has_extent
     if not lost and not homeless.any():
         return
-    versions = _all_versions(engine, lambda each: not all(_holds(known, n) for n in each.extents))
+    versions = _all_versions(stored, lambda each: not all(_holds(known, n) for n in each.extents))
 
     def change_index(change: IndexChange) -> list[Version]:
         change.remove_extents(lost)
         return change.delete(version.name for version in versions)
 
-    for version in engine.index.change_with_reserve(change_index):
+    for version in stored.index.change_with_reserve(change_index):
         objects.remove(version.number)
-        engine.damage.add(version.info.key, "its data file, or its place in it, is missing")
+        stored.damage.add(version.info.key, "its data file, or its place in it, is missing")
     for number in lost:
         extents.remove(number)
 
@@ -84,11 +81,11 @@ def _holds(known: npt.NDArray[np.bool_], number: int) -> bool:
     return number < len(known) and bool(known[number])
 
 
-def _all_versions(engine: LocalEngine, wanted: Callable[[Version], bool]) -> list[Version]:
+def _all_versions(stored: StoredObjects, wanted: Callable[[Version], bool]) -> list[Version]:
     found: list[Version] = []
     after: tuple[int, str] | None = None
     while True:
-        with engine.index.reading() as view:
+        with stored.index.reading() as view:
             page = view.every_version(after, PAGE_VERSIONS)
         if not page:
             return found
@@ -96,56 +93,56 @@ def _all_versions(engine: LocalEngine, wanted: Callable[[Version], bool]) -> lis
         after = (page[-1].bucket_number, page[-1].info.key)
 
 
-def _versions_in(engine: LocalEngine, extents: npt.NDArray[np.int64]) -> Iterator[Version]:
+def _versions_in(stored: StoredObjects, extents: npt.NDArray[np.int64]) -> Iterator[Version]:
     """Versions whose first extent is one of these."""
-    objects = engine.holdings.objects.used
+    objects = stored.holdings.objects.used
     in_them = objects["is_used"] & np.isin(objects["extent"], extents) & (objects["size_bytes"] > 0)
     for number in np.flatnonzero(in_them).tolist():
-        with engine.index.reading() as view:
+        with stored.index.reading() as view:
             name = view.name_of(number)
             version = view.versions(name[0], [name[1]]).get(name[1]) if name else None
         if version is not None and version.number == number:
             yield version
 
 
-def _settle_unflushed(engine: LocalEngine, numbers: list[int]) -> None:
+def _settle_unflushed(stored: StoredObjects, numbers: list[int]) -> None:
     """Keep what matches its checksums, and make it durable; drop the rest."""
     kept = 0
-    ranges = engine.holdings.ranges(
-        [number for number in numbers if engine.holdings.extents.rows["is_used"][number]]
+    ranges = stored.holdings.ranges(
+        [number for number in numbers if stored.holdings.extents.rows["is_used"][number]]
     )
     # What the device does not have is not to be found in memory: a page whose write failed is kept.
     with translated("flush the data files", "the volume"):
-        _flush_after_errors(engine, ranges)
+        _flush_after_errors(stored, ranges)
         for offset_bytes, length_bytes in ranges:
-            engine.volume.drop_cache(offset_bytes, length_bytes)
-    for version in list(_versions_in(engine, np.array(numbers, np.int64))):
-        reason = _damage_of(engine, version)
+            stored.volume.drop_cache(offset_bytes, length_bytes)
+    for version in list(_versions_in(stored, np.array(numbers, np.int64))):
+        reason = _damage_of(stored, version)
         if reason is None:
             kept += 1
         else:
-            engine.drop_damaged(version, reason)
-    with engine.index.writing() as change:
+            stored.drop_damaged(version, reason)
+    with stored.index.writing() as change:
         change.unmark_unflushed(numbers)
     log.warning("the last stop was no orderly one: %d unflushed objects are whole", kept)
 
 
-def _flush_after_errors(engine: LocalEngine, ranges: list[tuple[int, int]]) -> None:
+def _flush_after_errors(stored: StoredObjects, ranges: list[tuple[int, int]]) -> None:
     """Flush. A write-back that failed before is said of once; what it left out is found by the
     checksums. Raises `OSError` where it fails still.
     """
     try:
-        engine.volume.flush(ranges)
+        stored.volume.flush(ranges)
     except OSError as error:  # of the process before, said to nobody until now
         if error.errno != errno.EIO:
             raise
         log.warning("what the data files were last written is partly lost: %s", error)
-        engine.volume.flush(ranges)
+        stored.volume.flush(ranges)
 
 
-def _damage_of(engine: LocalEngine, version: Version) -> str | None:
+def _damage_of(stored: StoredObjects, version: Version) -> str | None:
     """Why its bytes are not what was stored; None where they are."""
-    with contextlib.closing(engine.open_versions([version])) as opened:
+    with contextlib.closing(stored.open_versions([version])) as opened:
         memory = memoryview(bytearray(min(READ_BYTES, version.info.size_bytes)))
         try:
             for offset_bytes in range(0, version.info.size_bytes, READ_BYTES):

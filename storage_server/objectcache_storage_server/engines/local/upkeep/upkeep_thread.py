@@ -1,4 +1,4 @@
-"""The one background thread of the local engine.
+"""The one background thread of the local stored.
 
 Each round: what waits is flushed, the page cache's budget is measured and extents change their path
 with it, what is too old or too much goes, chunks that lie badly are moved together, and now and
@@ -12,14 +12,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.direct.alignment import split_at
 from objectcache_storage_server.engines.local.index.lmdb_index import USES_ROWS
+from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
 from objectcache_storage_server.engines.local.residency.budget import (
     Budget,
     page_cache_budget,
@@ -27,12 +28,10 @@ from objectcache_storage_server.engines.local.residency.budget import (
 )
 from objectcache_storage_server.engines.local.residency.memory_state import MemoryReader
 from objectcache_storage_server.engines.local.residency.planner import decay, replan
+from objectcache_storage_server.engines.local.upkeep.evict_chunks import Evictor
 from objectcache_storage_server.engines.local.upkeep.move_chunks import Compactor
 from objectcache_storage_server.engines.local.upkeep.plan_eviction import expired
 from objectcache_storage_server.engines.local.volumes.volume import Path
-
-if TYPE_CHECKING:
-    from objectcache_storage_server.engines.local.engine import LocalEngine
 
 ROUND_S = 0.5  # also how long an asynchronous put may wait for its flush
 BUDGET_EVERY_S = 2.0
@@ -52,22 +51,33 @@ log = logging.getLogger("objectcache.storage_server.engines.local.upkeep")
 class Upkeep:
     """Runs rounds until it is closed; `round` may also be called directly."""
 
-    def __init__(self, engine: LocalEngine) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        stored: StoredObjects,
+        evictor: Evictor,
+        compactor: Compactor,
+        settings: StorageSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.compactor = compactor
+        self.expired_objects = 0
+        self._evictor = evictor
+        self._clock = clock
+        self._stored = stored
         self.budget = Budget(0, "not measured yet")
-        self.compactor = Compactor(engine)
         self._memory = MemoryReader()
         self._wake = threading.Event()
         self._closing = False
         self._one_round = threading.Lock()
         self._budget_s = self._uses_s = self._decayed_s = time.monotonic()
-        self._stored_uses = engine.holdings.clock_of_uses
+        self._stored_uses = stored.holdings.clock_of_uses
         self._complained_s: dict[str, float] = {}  # by step
         self._evict_next_s = float("-inf")
         self._filled_s = self._budget_s
         self._objects_kept = -1  # how many there were when none of them could be evicted
         self._measure_budget()
-        self._replan(self._decayed_s, moves_max=len(engine.holdings.extents))
+        self._replan(self._decayed_s, moves_max=len(stored.holdings.extents))
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
 
@@ -82,13 +92,13 @@ class Upkeep:
         self._closing = True
         self._wake.set()
         self._thread.join()
-        if not self._engine.flush_failure:
-            self._engine.flusher.flush()
+        if not self._stored.flush_latch.failure:
+            self._stored.flusher.flush()
             self._store_uses()
 
     def _run(self) -> None:
         while not self._closing:
-            self._wake.wait(FILL_ROUND_S if self._engine.path_use.missing_count else ROUND_S)
+            self._wake.wait(FILL_ROUND_S if self._stored.path_use.missing_count else ROUND_S)
             self._wake.clear()
             self.round()
 
@@ -98,9 +108,9 @@ class Upkeep:
             self._round(time.monotonic() if now_s is None else now_s)
 
     def _round(self, now_s: float) -> None:
-        engine = self._engine
-        self._step("flushing", now_s, engine.flusher.flush)
-        self._step("forgetting lost objects", now_s, engine.forget_lost)
+        stored = self._stored
+        self._step("flushing", now_s, stored.flusher.flush)
+        self._step("forgetting lost objects", now_s, stored.forget_lost)
         if now_s - self._budget_s >= BUDGET_EVERY_S:
             self._budget_s = now_s
             self._step("residency", now_s, lambda: self._settle_residency(now_s))
@@ -136,8 +146,8 @@ class Upkeep:
         self._replan(now_s)
 
     def _measure_budget(self) -> None:
-        settings = self._engine.settings
-        if Path.PAGE_CACHE not in self._engine.volume.paths:
+        settings = self.settings
+        if Path.PAGE_CACHE not in self._stored.volume.paths:
             self.budget = Budget(0, "the volume has no page cache")
         else:
             measured = page_cache_budget(
@@ -147,11 +157,11 @@ class Upkeep:
                 settings.page_cache_bytes,
             )
             self.budget = settled_budget(self.budget, measured)
-        self._engine.holdings.page_cache_budget_bytes = self.budget.bytes
+        self._stored.holdings.page_cache_budget_bytes = self.budget.bytes
 
     def _replan(self, now_s: float, moves_max: int = MOVES_MAX) -> None:
-        engine, holdings = self._engine, self._engine.holdings
-        if len(engine.volume.paths) < len(Path):
+        stored, holdings = self._stored, self._stored.holdings
+        if len(stored.volume.paths) < len(Path):
             return
         with holdings.lock:
             decay(holdings.extents.used, now_s - self._decayed_s)
@@ -159,13 +169,13 @@ class Upkeep:
         self._decayed_s = now_s
         plan = replan(extents, self.budget.bytes, moves_max)
         for offset_bytes, length_bytes in joined(holdings.set_paths(plan.to_direct, Path.DIRECT)):
-            engine.volume.drop_cache(offset_bytes, length_bytes)
+            stored.volume.drop_cache(offset_bytes, length_bytes)
         entering: list[int] = plan.to_page_cache.tolist()
         ranges = holdings.ranges(entering)
         entered = [
             number
             for number, (offset_bytes, length_bytes) in zip(entering, ranges, strict=True)
-            if engine.volume.enter_cache(offset_bytes, length_bytes)
+            if stored.volume.enter_cache(offset_bytes, length_bytes)
         ]
         holdings.set_paths(entered, Path.PAGE_CACHE)
 
@@ -173,7 +183,7 @@ class Upkeep:
         """Bring extents into the page cache that readers did not find there, while the device is
         idle; one now and then where it never is.
         """
-        path_use, begun_s = self._engine.path_use, time.monotonic()
+        path_use, begun_s = self._stored.path_use, time.monotonic()
         while path_use.missing_count:
             elapsed_s = time.monotonic() - begun_s
             if elapsed_s >= FILL_S:
@@ -186,26 +196,26 @@ class Upkeep:
 
     def _fill_next(self, now_s: float, begun_s: float, is_quiet: bool) -> None:
         """Bring one extent in, or its begin, where a reader comes who was not there before."""
-        path_use = self._engine.path_use
+        path_use = self._stored.path_use
         self._filled_s = now_s
         number = path_use.take_missing()
         if number is None:
             return
-        run = self._engine.holdings.cold_range(number)
+        run = self._stored.holdings.cold_range(number)
         for piece in split_at(*run, FILL_PIECE_BYTES) if run is not None else ():
             if is_quiet and not path_use.is_quiet(now_s + time.monotonic() - begun_s):
                 path_use.want_resident(number)
                 return
-            self._engine.volume.prefetch(*piece)
+            self._stored.volume.prefetch(*piece)
 
     # --- capacity ---
 
     def _return_free_segments(self) -> None:
-        self._engine.holdings.return_free_segments(SPARE_SEGMENTS)
+        self._stored.holdings.return_free_segments(SPARE_SEGMENTS)
 
     def _expire(self, now_s: float) -> None:
-        engine = self._engine
-        with engine.index.reading() as view:
+        stored = self._stored
+        with stored.index.reading() as view:
             rows = view.bucket_rows()
         if view.damage.buckets and self._may_complain("damaged buckets", now_s):
             log.error("the index's rows of these buckets are damaged: %s", view.damage.buckets)
@@ -213,33 +223,33 @@ class Upkeep:
             row.number: row.info.policy.ttl_s for row in rows if row.info.policy.ttl_s is not None
         }
         if ttl_s:
-            objects, _ = engine.holdings.snapshot()
-            old = expired(objects, ttl_s, engine.clock())
+            objects, _ = stored.holdings.snapshot()
+            old = expired(objects, ttl_s, self._clock())
             if len(old):
-                engine.expired_objects += len(engine.remove_numbers(old, objects))
+                self.expired_objects += len(stored.remove_numbers(old, objects))
 
     def _keep_below_watermark(self, now_s: float) -> None:
-        engine, settings = self._engine, self._engine.settings
-        object_count = len(engine.holdings.objects)
+        stored, settings = self._stored, self.settings
+        object_count = len(stored.holdings.objects)
         is_fruitless = now_s < self._evict_next_s and object_count == self._objects_kept
         if settings.when_full != "evict" or is_fruitless:
             return
-        capacity_bytes = engine.holdings.capacity_bytes()
-        allocated_bytes = engine.holdings.allocated_bytes
+        capacity_bytes = stored.holdings.capacity_bytes()
+        allocated_bytes = stored.holdings.allocated_bytes
         if allocated_bytes > settings.high_watermark * capacity_bytes:
             wanted_bytes = allocated_bytes - int(settings.low_watermark * capacity_bytes)
-            if not engine.evict(wanted_bytes):
+            if not self._evictor.evict(wanted_bytes):
                 self._evict_next_s, self._objects_kept = now_s + FRUITLESS_EVICTION_S, object_count
 
     def _store_uses(self) -> None:
-        engine, holdings = self._engine, self._engine.holdings
+        stored, holdings = self._stored, self._stored.holdings
         with holdings.lock:
             objects = holdings.objects.used
             recent = objects["is_used"] & (objects["last_used"] > self._stored_uses)
             blocks = np.unique(np.flatnonzero(recent) // USES_ROWS).tolist()
             self._stored_uses = holdings.clock_of_uses
         if blocks:
-            with engine.index.writing(durable=False) as change:
+            with stored.index.writing(durable=False) as change:
                 for block in blocks:
                     change.store_uses(holdings.objects, block)
 

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from objectcache_storage_server.engines.local.engine import LocalEngine
+from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.local.index.lmdb_index import LocalIndex
+from objectcache_storage_server.engines.local.objects.extent_flushes import ExtentFlushes
+from objectcache_storage_server.engines.local.space.holdings import Holdings
 
 
 class Flusher:
     """What waits to be flushed. Safe to use from any thread."""
 
-    def __init__(self, engine: LocalEngine) -> None:
-        self._engine = engine
+    def __init__(
+        self, index: LocalIndex, holdings: Holdings, flushes: ExtentFlushes, latch: FlushLatch
+    ) -> None:
+        self._index = index
+        self._holdings = holdings
+        self._flushes = flushes
+        self._latch = latch
         self._lock = threading.Lock()
         self._flushing = threading.Lock()
         self._written: set[int] = set()
@@ -41,22 +47,21 @@ class Flusher:
             at_once: list[int] = []
             for number in emptied:
                 (self._emptied if number in self._written else at_once).append(number)
-        self._engine.holdings.drop_extents(at_once)
+        self._holdings.drop_extents(at_once)
 
     def flush(self) -> None:
         """Make all that waits durable; raises our errors, and then it waits on."""
-        engine = self._engine
-        engine.flush_latch.check()
+        self._latch.check()
         with self._flushing:
             with self._lock:
                 written, emptied = sorted(self._written), self._emptied
                 self._emptied = []
             if not written and not emptied:
                 return
-            direct_ranges = engine.direct_ranges(written)
+            direct_ranges = self._flushes.direct_ranges(written)
             try:
-                engine.flush_extents(written)
-                with engine.index.writing() as change:
+                self._flushes.flush(written)
+                with self._index.writing() as change:
                     change.unmark_unflushed(written)
             except BaseException:
                 with self._lock:
@@ -64,5 +69,5 @@ class Flusher:
                 raise
             with self._lock:
                 self._written.difference_update(written)
-            engine.holdings.drop_extents(emptied)
-            engine.drop_from_cache(direct_ranges)
+            self._holdings.drop_extents(emptied)
+            self._flushes.drop_from_cache(direct_ranges)

@@ -1,0 +1,1 @@
+"""What is stored, as index and memory know it together: removed, dropped and flushed here."""
