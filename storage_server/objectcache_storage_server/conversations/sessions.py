@@ -53,7 +53,7 @@ from objectcache_schemas.messages.sessions import (
 )
 from objectcache_storage_server.conversations.fabric_threads import FabricThreads
 from objectcache_storage_server.conversations.tickets import TicketBook
-from objectcache_storage_server.transports.fabrics import NIXL, Fabrics
+from objectcache_storage_server.transports.fabrics import Fabrics
 from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry
 
 JOIN_TIMEOUT_S = 10.0
@@ -91,6 +91,7 @@ class Session(TargetOwner):
         self._stopped = False
         self.broken = asyncio.Event()
         self.fabric: tuple[str, FabricPeer] | None = None
+        self.fabric_shares: FairShares | None = None  # of which it has a place
         self._fabric_lost = False
 
     async def stop(self) -> None:
@@ -215,9 +216,7 @@ class SessionServer:
         self._tickets = tickets
         self._storage = storage
         self._sessions: dict[Session, None] = {}  # the oldest first
-        self._nixl_sessions: set[Session] = set()
         self._session_shares = FairShares(storage.sessions_max)
-        self._nixl_shares = FairShares(storage.nixl_sessions_max)
         self._threads = FabricThreads(storage.sessions_max)
 
     async def serve(self, socket: StreamSocket) -> None:
@@ -250,7 +249,7 @@ class SessionServer:
             self._session_shares.give_back(session.identity, 1)
             if session.fabric is not None:
                 session.fabric[1].close()  # first: what it writes holds the targets
-            self._leave_nixl(session)
+            _leave_fabric(session)
             for target in list(session.targets.values()):
                 self._registry.release(target, _nothing)
 
@@ -382,21 +381,18 @@ class SessionServer:
     async def _open_fabric(self, session: Session, request: OpenFabric) -> FabricOpened:
         if session.fabric is not None:
             raise InvalidRequest("the session has opened a fabric already")
-        if request.transport == NIXL:
-            shares, setting = self._nixl_shares, "storage.nixl_sessions_max"
-            _check_share(shares, session.identity, "sessions over NIXL", setting)
+        shares = self._fabrics.session_shares.get(request.transport)
+        if shares is not None:
+            name = request.transport
+            what, setting = f"sessions over {name.upper()}", f"storage.{name}_sessions_max"
+            _check_share(shares, session.identity, what, setting)
             shares.take(session.identity, 1)
-            self._nixl_sessions.add(session)
+            session.fabric_shares = shares
         try:
             return await self._open_peer(session, request)
         except ObjectCacheError:
-            self._leave_nixl(session)
+            _leave_fabric(session)
             raise
-
-    def _leave_nixl(self, session: Session) -> None:
-        if session in self._nixl_sessions:
-            self._nixl_sessions.discard(session)
-            self._nixl_shares.give_back(session.identity, 1)
 
     async def _open_peer(self, session: Session, request: OpenFabric) -> FabricOpened:
         opening = await self._threads.start(
@@ -466,6 +462,12 @@ def is_plausible(consumed: LayersConsumed) -> bool:
     waited_s = consumed.waited_s or 0.0
     are_times = 0 <= consumed.compute_s <= COMPUTE_S_MAX and 0 <= waited_s <= WAITED_S_MAX
     return consumed.end_layer >= 0 and are_times
+
+
+def _leave_fabric(session: Session) -> None:
+    if session.fabric_shares is not None:
+        session.fabric_shares.give_back(session.identity, 1)
+        session.fabric_shares = None
 
 
 def _check_share(shares: FairShares, identity: str, what: str, setting: str) -> None:

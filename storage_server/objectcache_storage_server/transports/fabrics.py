@@ -10,6 +10,7 @@ from pathlib import Path
 from objectcache_fabrics.peers import Fabric, FabricPeer
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.settings import StorageSettings
+from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable, Unsupported
 from objectcache_schemas.excerpt import excerpt
@@ -80,6 +81,8 @@ class Fabrics:
         self.staging = StagingMemory(
             max(storage.fragment_bytes, largest_bytes), storage.fabric_staging_bytes
         )
+        # Sessions over those that are costly to have open, each as its storage.NAME_sessions_max.
+        self.session_shares = {NIXL: FairShares(storage.nixl_sessions_max)}
         self._storage = storage
         self._fabrics: dict[str, Fabric] = {}
         self._lock = threading.Lock()
