@@ -12,12 +12,12 @@ from functools import partial
 
 from objectcache_fabrics.leased_memory import FabricLease
 from objectcache_fabrics.staging_memory import StagingMemory
-from objectcache_runtime.buffers import MemoryGrant
+from objectcache_runtime.buffers import ReservedMemory
 from objectcache_schemas.errors import ObjectCacheError
 
 
 class StagedMoves:
-    """Under a lease, within a grant of whole buffers. Used by one task at a time.
+    """Under a lease, within reserved memory, whole buffers of it. Used by one task at a time.
 
     The first error ends it: the fabric's, the target's release, or what `fail` is given. What is
     under way then is waited for, because the client's memory is not its own before. `broken` is
@@ -28,10 +28,10 @@ class StagedMoves:
         self,
         lease: FabricLease,
         pool: StagingMemory,
-        grant: MemoryGrant,
+        reserved: ReservedMemory,
         broken: Callable[[], None],
     ) -> None:
-        """Takes the lease and the grant over; both end once it is closed and nothing moves."""
+        """Takes the lease and the memory over; both end once it is closed and nothing moves."""
         memory = lease.remote
         self.length_bytes = lease.length_bytes
         self.buffer_bytes = pool.buffer_bytes
@@ -39,7 +39,7 @@ class StagedMoves:
         self._remote = memory.remote
         self._peer = memory.peer
         self._pool = pool
-        self._grant = grant
+        self._reserved = reserved
         self._broken = broken
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -54,8 +54,8 @@ class StagedMoves:
 
     @property
     def has_room(self) -> bool:
-        """Whether `take` may be called: fewer buffers are out than were granted."""
-        return (len(self._taken) + 1) * self._pool.buffer_bytes <= self._grant.granted_bytes
+        """Whether `take` may be called: fewer buffers are out than were reserved."""
+        return (len(self._taken) + 1) * self._pool.buffer_bytes <= self._reserved.reserved_bytes
 
     def take(self, length_bytes: int) -> memoryview:
         """A buffer, cut to `length_bytes`, which is at most a buffer's."""
@@ -67,7 +67,7 @@ class StagedMoves:
     def give_back(self, view: memoryview) -> None:
         """The buffer is not used any more."""
         self._pool.put(self._taken.pop(self._pool.offset_of(view)))
-        self._grant.shrink_if_wanted(self.buffer_bytes, self.buffer_bytes)
+        self._reserved.shrink_if_wanted(self.buffer_bytes, self.buffer_bytes)
         self._changed.set()
 
     # --- moves ---
@@ -163,7 +163,7 @@ class StagedMoves:
             self._pool.put(view)
         self._taken.clear()
         self._lease.end()
-        self._grant.release()
+        self._reserved.release()
 
     def __repr__(self) -> str:
         return f"<StagedMoves {self._under_way} under way, {len(self._taken)} buffers out>"

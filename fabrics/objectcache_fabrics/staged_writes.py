@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from objectcache_fabrics.leased_memory import FabricLease
 from objectcache_fabrics.staging_memory import StagingMemory
-from objectcache_runtime.buffers import MemoryGrant
+from objectcache_runtime.buffers import ReservedMemory
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages.sessions import DeliveryFailure
 
@@ -27,12 +27,12 @@ class StagedWrites:
         lease: FabricLease,
         tag: int,
         pool: StagingMemory,
-        grant: MemoryGrant,
+        reserved: ReservedMemory,
         wake: Callable[[], None],
         broken: Callable[[ObjectCacheError], None],
         first_layer: int,
     ) -> None:
-        """Takes the lease and the grant over; both end when it is quiet."""
+        """Takes the lease and the memory over; both end when it is quiet."""
         memory = lease.remote
         self.name = memory.transport
         self._lease = lease
@@ -41,11 +41,11 @@ class StagedWrites:
         self._post = memory.post
         self._tag = tag
         self._pool = pool
-        self._grant = grant
+        self._reserved = reserved
         self._wake = wake
         self._broken = broken
         self._lock = threading.Lock()
-        self._room_bytes = grant.granted_bytes
+        self._room_bytes = reserved.reserved_bytes
         self._buffers: dict[int, memoryview] = {}  # by offset in the payload
         self._writing: dict[int, int] = {}  # number of each write under way: its offset
         self._write_count = 0
@@ -96,7 +96,7 @@ class StagedWrites:
             buffer = self._buffers.pop(self._writing.pop(number))
             self._pool.put(buffer)
             buffer_bytes = self._pool.charged_bytes(len(buffer))
-            if not self._grant.shrink_if_wanted(buffer_bytes, self._pool.buffer_bytes):
+            if not self._reserved.shrink_if_wanted(buffer_bytes, self._pool.buffer_bytes):
                 self._room_bytes += buffer_bytes
             is_first_error = error is not None and self._error is None
             if is_first_error:
@@ -154,7 +154,7 @@ class StagedWrites:
         if self._failure is not None:
             self._tell(self._failure)
         self._lease.end()
-        self._grant.release()
+        self._reserved.release()
         self._wake = self._ignored  # they hold the delivery
         self._broken = _ignored_error
         for callback in callbacks:

@@ -24,7 +24,7 @@ class StagingMemory(BufferPool):
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self._free = list(range(count))
         self._withdrawn: set[int] = set()  # buffers that have not come back yet
-        self._shrink_bytes = 0  # of buffers that have, and are still part of a grant
+        self._shrink_bytes = 0  # of buffers that have, and are still reserved
 
     @property
     def length_bytes(self) -> int:
@@ -64,17 +64,17 @@ class StagingMemory(BufferPool):
         """Keep a buffer that was taken out of use for good, because a device may still touch it.
 
         Whoever took it returns it with `put` as ever, takes no other in its place, and gives the
-        grant back; that makes `capacity_bytes` smaller by it. Repeating has no effect.
+        memory back; that makes `capacity_bytes` smaller by it. Repeating has no effect.
         """
         with self._lock:
             self._withdrawn.add(self.offset_of(view) // self.buffer_bytes)
 
-    def release(self, granted_bytes: int) -> None:
+    def release(self, reserved_bytes: int) -> None:
         with self._lock:
-            shrunk_bytes = min(self._shrink_bytes, granted_bytes)
+            shrunk_bytes = min(self._shrink_bytes, reserved_bytes)
             self._shrink_bytes -= shrunk_bytes
             self.capacity_bytes -= shrunk_bytes
-        super().release(granted_bytes)
+        super().release(reserved_bytes)
 
     def offset_of(self, view: memoryview) -> int:
         """Where a piece of a buffer lies in the whole."""

@@ -1,6 +1,6 @@
 """Memory for bytes on their way to a socket, bounded for the whole server.
 
-A delivery is granted its share before it begins, so a running delivery never waits for another's
+A delivery has its share reserved before it begins, so a running delivery never waits for another's
 memory. Those for whom nothing is free wait in `memory_line`.
 """
 
@@ -15,41 +15,41 @@ from objectcache_schemas.limits import MIB
 IDLE_BYTES_MAX = 64 * MIB  # kept warm for the next delivery: fresh pages cost more than a copy
 
 
-class MemoryGrant:
+class ReservedMemory:
     """Memory that was promised to one transfer; goes back with `release`. Safe for threads."""
 
     def __init__(
         self,
         pool: BufferPool,
-        granted_bytes: int,
+        reserved_bytes: int,
         give_back: Callable[[int], None] | None = None,
         is_wanted: Callable[[], bool] | None = None,
     ) -> None:
         """`give_back` takes what is not used any more, the pool where it is None; `is_wanted` says
         whether somebody who holds less waits.
         """
-        self._granted_bytes = granted_bytes
+        self._reserved_bytes = reserved_bytes
         self._give_back = give_back or pool.release
         self._is_wanted = is_wanted or _by_nobody
         self._lock = threading.Lock()
 
     @property
-    def granted_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """What is held."""
-        return self._granted_bytes
+        return self._reserved_bytes
 
     def shrink(self, length_bytes: int) -> None:
         """Give a part back."""
         with self._lock:
-            assert length_bytes <= self._granted_bytes
-            self._granted_bytes -= length_bytes
+            assert length_bytes <= self._reserved_bytes
+            self._reserved_bytes -= length_bytes
         self._give_back(length_bytes)
 
     def shrink_if_wanted(self, length_bytes: int, least_bytes: int) -> bool:
         """Give a part back where `least_bytes` are left and somebody who holds less waits; returns
         whether it did.
         """
-        if self._granted_bytes - length_bytes < least_bytes or not self._is_wanted():
+        if self._reserved_bytes - length_bytes < least_bytes or not self._is_wanted():
             return False
         self.shrink(length_bytes)
         return True
@@ -57,12 +57,12 @@ class MemoryGrant:
     def release(self) -> None:
         """Give all of it back. A second call has no effect."""
         with self._lock:
-            length_bytes, self._granted_bytes = self._granted_bytes, 0
+            length_bytes, self._reserved_bytes = self._reserved_bytes, 0
         if length_bytes:
             self._give_back(length_bytes)
 
     def __repr__(self) -> str:
-        return f"<MemoryGrant of {self._granted_bytes} bytes>"
+        return f"<ReservedMemory of {self._reserved_bytes} bytes>"
 
 
 class BufferPool:
@@ -80,7 +80,7 @@ class BufferPool:
 
     @property
     def promised_bytes(self) -> int:
-        """Bytes granted to deliveries that run."""
+        """Bytes reserved for deliveries that run."""
         return self._promised_bytes
 
     def charged_bytes(self, length_bytes: int) -> int:
@@ -97,27 +97,27 @@ class BufferPool:
             f"storage.server_in_flight_bytes_max is {self.capacity_bytes}"
         )
 
-    def grant(self, wanted_bytes: int, least_bytes: int = 1) -> int:
+    def reserve(self, wanted_bytes: int, least_bytes: int = 1) -> int:
         """Promise `wanted_bytes`, or as many times `least_bytes` as are free; 0 where none is.
 
         Give it back with `release`.
         """
         with self._lock:
-            granted_bytes = wanted_bytes
+            reserved_bytes = wanted_bytes
             free_bytes = self.capacity_bytes - self._promised_bytes
             if free_bytes < wanted_bytes:
-                granted_bytes = free_bytes // least_bytes * least_bytes
-            self._promised_bytes += granted_bytes
-            return granted_bytes
+                reserved_bytes = free_bytes // least_bytes * least_bytes
+            self._promised_bytes += reserved_bytes
+            return reserved_bytes
 
-    def release(self, granted_bytes: int) -> None:
-        """Give a grant back, or a part of it."""
+    def release(self, reserved_bytes: int) -> None:
+        """Give back what was reserved, or a part of it."""
         with self._lock:
-            self._promised_bytes -= granted_bytes
+            self._promised_bytes -= reserved_bytes
         self.on_release()
 
     def take(self, length_bytes: int) -> memoryview:
-        """A buffer under a grant, cut to `length_bytes`, which is at most a buffer's."""
+        """A buffer of what was reserved, cut to `length_bytes`, which is at most a buffer's."""
         if length_bytes < self.buffer_bytes // 2:
             return memoryview(bytearray(length_bytes))
         with self._lock:
@@ -143,5 +143,5 @@ def _nobody() -> None:
 
 
 def _by_nobody() -> bool:
-    """Nobody waits for what a grant holds."""
+    """Nobody waits for what is reserved."""
     return False

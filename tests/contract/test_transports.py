@@ -23,7 +23,7 @@ from objectcache_fabrics.nixl.endpoint import NixlEndpoint
 from objectcache_fabrics.nixl.fabric import NixlFabric
 from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
 from objectcache_fabrics.staging_memory import StagingMemory
-from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.buffers import BufferPool, ReservedMemory
 from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError
@@ -119,7 +119,7 @@ class BodyHarness(Harness):
         self._pool = BufferPool(FRAGMENT, 2 * FRAGMENT)
         self.transport: BodyTransport = self.transport_class(
             self._pool,
-            MemoryGrant(self._pool, self._pool.grant(2 * FRAGMENT)),
+            ReservedMemory(self._pool, self._pool.reserve(2 * FRAGMENT)),
             ClientPace("a", 0, "took a body"),
             wake,
             a_recorder(),
@@ -233,7 +233,7 @@ class NixlHarness(Harness):
             lease,
             77,
             self._staging,
-            MemoryGrant(self._staging, self._staging.grant(2 * FRAGMENT)),
+            ReservedMemory(self._staging, self._staging.reserve(2 * FRAGMENT)),
             wake,
             self._broken,
             0,
@@ -406,7 +406,7 @@ class RefusingTransport(BodyTransport):
     def __init__(
         self,
         pool: BufferPool,
-        grant: MemoryGrant,
+        grant: ReservedMemory,
         pace: ClientPace,
         wake: Callable[[], None],
         recorder: DeliveryRecorder,

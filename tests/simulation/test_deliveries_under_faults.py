@@ -21,7 +21,7 @@ from objectcache_storage_server.deliveries.plan import (
 from objectcache_storage_server.engines.base import Engine, StagedPut
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.scheduling.fragments import Fragment
-from objectcache_storage_server.scheduling.scheduler import Grant
+from objectcache_storage_server.scheduling.scheduler import NextFragment
 from objectcache_storage_server.testing import FaultyEngine
 from objectcache_storage_server.transports.memory import MemoryTransport
 from tests.schedules import a_recorder, a_scheduler, demand_of
@@ -78,7 +78,7 @@ class Simulation:
         choice = self.random.random()
         if choice < 0.45 and len(self.taken) < 3:
             work = self.schedule.next(0.0)
-            if isinstance(work, Grant):
+            if isinstance(work, NextFragment):
                 self.taken.append((work.job, work.fragment))
         elif choice < 0.8 and self.taken:
             delivery, fragment = self.taken.pop(self.random.randrange(len(self.taken)))

@@ -20,7 +20,7 @@ from objectcache_storage_server.deliveries.plan import (
 from objectcache_storage_server.engines.base import OpenObjects, StagedPut
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.scheduling.fragments import Fragment
-from objectcache_storage_server.scheduling.scheduler import Grant, Scheduler, Wait
+from objectcache_storage_server.scheduling.scheduler import NextFragment, Scheduler, Wait
 from objectcache_storage_server.transports.memory import MemoryTransport
 from tests.schedules import a_configuration, a_recorder, a_scheduler, demand_of
 
@@ -363,7 +363,7 @@ class FarScheduler(Scheduler[Delivery]):
 
     asked: threading.Event
 
-    def next(self, now_s: float) -> Grant[Delivery] | Wait:
+    def next(self, now_s: float) -> NextFragment[Delivery] | Wait:
         if self.flows():
             return super().next(now_s)
         self.asked.set()

@@ -254,11 +254,11 @@ async def test_a_cancelled_put_holds_its_memory_until_its_reads_have_ended() -> 
 async def test_a_put_waits_for_storage_fabric_staging_bytes_and_says_so_when_none_comes() -> None:
     async with hosted() as host:
         staging = host.service.fabrics.staging
-        taken_bytes = staging.grant(STAGING_BYTES, FRAGMENT_BYTES)
+        taken_bytes = staging.reserve(STAGING_BYTES, FRAGMENT_BYTES)
         with pytest.raises(Busy, match=r"storage\.fabric_staging_bytes is 1048576"):
             await host.start()
         staging.release(taken_bytes - FRAGMENT_BYTES)
-        taken_bytes = staging.grant(STAGING_BYTES - 2 * FRAGMENT_BYTES, FRAGMENT_BYTES)
+        taken_bytes = staging.reserve(STAGING_BYTES - 2 * FRAGMENT_BYTES, FRAGMENT_BYTES)
         put = host.start()
         await host.peer.until_held(1)
         assert len(host.peer.moves) == 1  # one buffer was left

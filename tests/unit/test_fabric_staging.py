@@ -21,31 +21,31 @@ def offsets(staging: StagingMemory, views: list[memoryview]) -> set[int]:
 
 def test_a_withdrawn_buffer_is_handed_out_to_nobody_again() -> None:
     staging = StagingMemory(BUFFER_BYTES, 4 * BUFFER_BYTES)
-    granted_bytes = staging.grant(3 * BUFFER_BYTES)
+    reserved_bytes = staging.reserve(3 * BUFFER_BYTES)
     views = taken(staging, 3)
     staging.withdraw(views[1][100:200])  # any piece of it
     staging.withdraw(views[1])
     for view in views:
         staging.put(view)
-    staging.release(granted_bytes)
+    staging.release(reserved_bytes)
     assert staging.capacity_bytes == 3 * BUFFER_BYTES
     assert staging.length_bytes == 4 * BUFFER_BYTES
-    assert staging.grant(4 * BUFFER_BYTES, BUFFER_BYTES) == 3 * BUFFER_BYTES
+    assert staging.reserve(4 * BUFFER_BYTES, BUFFER_BYTES) == 3 * BUFFER_BYTES
     assert staging.offset_of(views[1]) not in offsets(staging, taken(staging, 3))
-    assert staging.grant(BUFFER_BYTES, BUFFER_BYTES) == 0
+    assert staging.reserve(BUFFER_BYTES, BUFFER_BYTES) == 0
     assert f"and {BUFFER_BYTES} are out of use" in staging.shortage
 
 
 def test_when_all_is_withdrawn_nothing_is_granted() -> None:
     staging = StagingMemory(BUFFER_BYTES, 2 * BUFFER_BYTES)
-    staging.grant(2 * BUFFER_BYTES)
+    staging.reserve(2 * BUFFER_BYTES)
     for view in taken(staging, 2):
         staging.withdraw(view)
         staging.put(view)
-    assert staging.grant(BUFFER_BYTES, BUFFER_BYTES) == 0
+    assert staging.reserve(BUFFER_BYTES, BUFFER_BYTES) == 0
     staging.release(2 * BUFFER_BYTES)
     assert staging.promised_bytes == staging.capacity_bytes == 0
-    assert staging.grant(BUFFER_BYTES, BUFFER_BYTES) == 0
+    assert staging.reserve(BUFFER_BYTES, BUFFER_BYTES) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -57,21 +57,21 @@ def test_whoever_has_a_grant_finds_its_buffers_whatever_others_withdraw(seed: in
     for _ in range(500):
         assert 0 <= staging.promised_bytes <= staging.capacity_bytes
         if rng.random() < 0.5:
-            granted_bytes = staging.grant(rng.randint(1, 6) * BUFFER_BYTES, BUFFER_BYTES)
-            views = taken(staging, rng.randint(0, granted_bytes // BUFFER_BYTES))
+            reserved_bytes = staging.reserve(rng.randint(1, 6) * BUFFER_BYTES, BUFFER_BYTES)
+            views = taken(staging, rng.randint(0, reserved_bytes // BUFFER_BYTES))
             assert withdrawn.isdisjoint(offsets(staging, views))
-            running.append((granted_bytes, views))
+            running.append((reserved_bytes, views))
         elif running:
-            granted_bytes, views = running.pop(rng.randrange(len(running)))
+            reserved_bytes, views = running.pop(rng.randrange(len(running)))
             for view in views:
                 if rng.random() < 0.02:
                     withdrawn.add(staging.offset_of(view))
                     staging.withdraw(view)
                 staging.put(view)
-            staging.release(granted_bytes)
-    for granted_bytes, views in running:
+            staging.release(reserved_bytes)
+    for reserved_bytes, views in running:
         for view in views:
             staging.put(view)
-        staging.release(granted_bytes)
+        staging.release(reserved_bytes)
     assert staging.capacity_bytes == (32 - len(withdrawn)) * BUFFER_BYTES
     assert staging.promised_bytes == 0

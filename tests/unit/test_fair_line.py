@@ -28,9 +28,9 @@ def test_the_tenant_that_holds_the_least_is_next_and_equals_in_their_order() -> 
     places, line = a_line(8)
     told: list[str] = []
     for _ in range(6):
-        assert line.ask("a", 1, nothing).granted == 1
+        assert line.ask("a", 1, nothing).taken == 1
     for tenant in "bc":
-        assert line.ask(tenant, 1, nothing).granted == 1
+        assert line.ask(tenant, 1, nothing).taken == 1
     for tenant in "acbd":
         line.ask(tenant, 1, partial(told.append, tenant))
     assert (line.waiting, told) == (4, [])
@@ -47,14 +47,14 @@ def test_a_large_wish_is_passed_so_often_and_then_has_its_turn() -> None:
     line.ask("other", 5, nothing)
     large = line.ask("a", 4, nothing)
     for number in range(PASSED_MAX):
-        assert line.ask(f"small-{number}", 1, nothing).granted == 1
+        assert line.ask(f"small-{number}", 1, nothing).taken == 1
         places.give_back(f"small-{number}", 1)
         line.advance()
     small = line.ask("b", 1, nothing)
-    assert (large.granted, small.granted) == (None, None)
+    assert (large.taken, small.taken) == (None, None)
     places.give_back("other", 5)
     line.advance()
-    assert (large.granted, small.granted) == (4, 1)
+    assert (large.taken, small.taken) == (4, 1)
 
 
 def test_what_waits_and_fits_passes_what_does_not_when_something_comes_back() -> None:
@@ -63,10 +63,10 @@ def test_what_waits_and_fits_passes_what_does_not_when_something_comes_back() ->
     line.ask("b", 1, nothing)
     line.ask("c", 1, nothing)
     large, small = line.ask("d", 7, nothing), line.ask("e", 1, nothing)
-    assert (large.granted, small.granted) == (None, None)
+    assert (large.taken, small.taken) == (None, None)
     places.give_back("c", 1)
     line.advance()
-    assert (large.granted, small.granted) == (None, 1)
+    assert (large.taken, small.taken) == (None, 1)
 
 
 class Puts(Counted):
@@ -82,7 +82,7 @@ def test_wishes_too_small_to_hold_it_up_pass_a_large_one_for_ever() -> None:
     line.ask("holder", 50, nothing)
     large = line.ask("asker", 90, nothing)
     for number in range(2 * PASSED_MAX):
-        assert line.ask(f"t{number}", 1, nothing).granted == 1
+        assert line.ask(f"t{number}", 1, nothing).taken == 1
         places.give_back(f"t{number}", 1)
         line.advance()
     assert large.passed == 0
@@ -116,7 +116,7 @@ def test_who_is_next_is_found_once_until_the_line_changes() -> None:
 def test_a_tenant_holds_up_those_who_hold_less_and_itself() -> None:
     _, line = a_line(16)
     for tenant, wish in (("a", 5), ("b", 5), ("c", 2)):
-        assert line.ask(tenant, wish, nothing).granted
+        assert line.ask(tenant, wish, nothing).taken
     assert not line.is_held_from_others("a")
     line.ask("b", 5, nothing)
     assert line.is_held_from_others("b")  # its own request waits
@@ -130,8 +130,8 @@ def test_whoever_holds_less_than_all_that_wait_overtakes_them() -> None:
     _, line = a_line(16)
     line.ask("greedy", 12, nothing)
     waiting = line.ask("greedy", 1, nothing)
-    assert waiting.granted is None
-    assert line.ask("new", 1, nothing).granted == 1
+    assert waiting.taken is None
+    assert line.ask("new", 1, nothing).taken == 1
     assert line.is_wanted_more("greedy") is False  # it is its own that wait
     assert line.first is waiting
 
@@ -156,7 +156,7 @@ def test_a_queue_is_its_tenants_own() -> None:
     said = r"1 places are taken, 1 of them by 'a'; places_max is 1, and 2 requests of this tenant"
     with pytest.raises(Busy, match=rf"{said} wait for places \(scheduler\.queue_max is 2\)"):
         line.ask("a", 1, nothing)
-    assert line.ask("c", 1, nothing).granted is None
+    assert line.ask("c", 1, nothing).taken is None
     assert line.waiting == 5
 
 
@@ -169,13 +169,13 @@ class Line(RuleBasedStateMachine):
         self.places, self.line = a_line(total, 1000)
         self.model = FairShares(total)
         self.waiting: list[Turn[int]] = []
-        self.granted: list[Turn[int]] = []
+        self.taken: list[Turn[int]] = []
 
     def settle(self) -> None:
         """Those that were granted wait no more."""
-        for turn in [one for one in self.waiting if one.granted is not None]:
+        for turn in [one for one in self.waiting if one.taken is not None]:
             self.waiting.remove(turn)
-            self.granted.append(turn)
+            self.taken.append(turn)
 
     @rule(tenant=st.sampled_from(TENANTS), amount=st.integers(1, 5))
     def ask(self, tenant: str, amount: int) -> None:
@@ -185,17 +185,17 @@ class Line(RuleBasedStateMachine):
         first = self.line.first
         passed = 0 if first is None else first.passed
         turn = self.line.ask(tenant, amount, nothing)
-        if turn.granted is None:
+        if turn.taken is None:
             self.waiting.append(turn)
             return
         assert first is None or least is None or held <= least or first.passed == passed + 1
-        self.granted.append(turn)
+        self.taken.append(turn)
 
     @rule(place=st.integers(0, 30))
     def end(self, place: int) -> None:
-        if self.granted:
-            turn = self.granted.pop(place % len(self.granted))
-            self.places.give_back(turn.tenant, turn.granted or 0)
+        if self.taken:
+            turn = self.taken.pop(place % len(self.taken))
+            self.places.give_back(turn.tenant, turn.taken or 0)
             self.line.advance()
             self.settle()
 
@@ -209,14 +209,14 @@ class Line(RuleBasedStateMachine):
     @rule()
     def all_that_wait_have_their_turn_in_the_end(self) -> None:
         while self.waiting:
-            assert self.granted, "nobody holds anything, and somebody waits"
+            assert self.taken, "nobody holds anything, and somebody waits"
             self.end(0)
 
     @invariant()
     def nothing_is_lost_and_nobody_who_holds_nothing_waits_for_what_is_free(self) -> None:
         if not hasattr(self, "line"):
             return
-        assert self.places.taken == sum(turn.granted or 0 for turn in self.granted) <= self.total
+        assert self.places.taken == sum(turn.taken or 0 for turn in self.taken) <= self.total
         assert self.line.waiting == len(self.waiting)
         unreserved = self.total - self.places.taken - self.total // 8
         first = self.line.first

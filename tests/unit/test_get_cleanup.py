@@ -209,7 +209,7 @@ async def test_without_memory_for_a_grant_nothing_else_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with getting() as one:
-        monkeypatch.setattr(one.service.gates.pool, "grant", injected)
+        monkeypatch.setattr(one.service.gates.pool, "reserve", injected)
         with pytest.raises(Injected):
             await one.serve(one.request(into_target=False))
         await one.check_nothing_is_held()

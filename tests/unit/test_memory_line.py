@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from objectcache_fabrics.staging_memory import StagingMemory
-from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.buffers import BufferPool, ReservedMemory
 from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_runtime.settings import SchedulerSettings, ServerSettings, Settings
 from objectcache_schemas.errors import Busy, Unavailable
@@ -18,7 +18,7 @@ from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.messages.frames import encode_frame
 from objectcache_schemas.messages.reads import ObjectOpened, OpenObject, SendBody
 from objectcache_storage_server.admission.entrance import Gone
-from objectcache_storage_server.admission.memory_line import MemoryGrants, MemoryWish, SharedMemory
+from objectcache_storage_server.admission.memory_line import MemoryLine, MemoryWish, SharedMemory
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.s3.object_gets import serve_object
@@ -49,7 +49,7 @@ def whole(wanted_bytes: int) -> MemoryWish:
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "wanted_bytes", "least_bytes", "granted_bytes"),
+    ("free_bytes", "wanted_bytes", "least_bytes", "reserved_bytes"),
     [
         (100, 35, 10, 35),  # as wanted, though it is no multiple
         (35, 35, 10, 35),
@@ -61,13 +61,13 @@ def whole(wanted_bytes: int) -> MemoryWish:
     ],
 )
 def test_a_grant_is_what_was_wanted_or_as_many_steps_as_are_free(
-    free_bytes: int, wanted_bytes: int, least_bytes: int, granted_bytes: int
+    free_bytes: int, wanted_bytes: int, least_bytes: int, reserved_bytes: int
 ) -> None:
     pool = a_pool()
-    taken_bytes = pool.grant(CAPACITY_BYTES - free_bytes)
-    assert pool.grant(wanted_bytes, least_bytes) == granted_bytes
-    assert pool.promised_bytes == taken_bytes + granted_bytes
-    pool.release(granted_bytes)
+    taken_bytes = pool.reserve(CAPACITY_BYTES - free_bytes)
+    assert pool.reserve(wanted_bytes, least_bytes) == reserved_bytes
+    assert pool.promised_bytes == taken_bytes + reserved_bytes
+    pool.release(reserved_bytes)
     pool.release(taken_bytes)
     assert pool.promised_bytes == 0
 
@@ -77,20 +77,20 @@ def test_a_grant_is_what_was_wanted_or_as_many_steps_as_are_free(
 
 def test_one_tenant_leaves_memory_to_whoever_comes_next() -> None:
     memory = SharedMemory(a_pool(640))
-    assert memory.grant("greedy", MemoryWish(600, 20)) == 480
-    assert memory.grant("greedy", MemoryWish(20, 20)) is None
-    assert memory.grant("a", MemoryWish(100, 20)) == 80  # all but the reserve
-    assert memory.grant("b", MemoryWish(100, 20)) is None  # two buffers of the reserve
-    assert memory.grant("b", MemoryWish(100, 10)) == 10  # one step, out of the reserve
-    assert memory.grant("b", MemoryWish(1, 1)) is None
-    assert memory.grant("c", MemoryWish(5, 5)) == 5
-    assert memory.grant("c", MemoryWish(5, 5)) == 5  # together no more than a buffer
+    assert memory.take("greedy", MemoryWish(600, 20)) == 480
+    assert memory.take("greedy", MemoryWish(20, 20)) is None
+    assert memory.take("a", MemoryWish(100, 20)) == 80  # all but the reserve
+    assert memory.take("b", MemoryWish(100, 20)) is None  # two buffers of the reserve
+    assert memory.take("b", MemoryWish(100, 10)) == 10  # one step, out of the reserve
+    assert memory.take("b", MemoryWish(1, 1)) is None
+    assert memory.take("c", MemoryWish(5, 5)) == 5
+    assert memory.take("c", MemoryWish(5, 5)) == 5  # together no more than a buffer
     assert memory.held("greedy") == 480 / 640
 
 
 def test_a_shortage_names_the_limit_and_what_the_tenant_holds() -> None:
     memory = SharedMemory(a_pool())
-    memory.grant("a", MemoryWish(60, 10))
+    memory.take("a", MemoryWish(60, 10))
     assert memory.shortage("a") == (
         "60 bytes are in flight, storage.server_in_flight_bytes_max is 100, and 'a' holds 60 of "
         "them"
@@ -100,13 +100,13 @@ def test_a_shortage_names_the_limit_and_what_the_tenant_holds() -> None:
 def test_memory_that_a_device_keeps_is_in_nobodys_share() -> None:
     staging = StagingMemory(10, 80)
     memory = SharedMemory(staging)
-    assert memory.grant("a", MemoryWish(60, 10)) == 60
+    assert memory.take("a", MemoryWish(60, 10)) == 60
     for _ in range(2):
         view = staging.take(10)
         staging.withdraw(view)
         staging.put(view)
     memory.give_back("a", 60)
-    assert memory.grant("a", MemoryWish(80, 10)) == 40
+    assert memory.take("a", MemoryWish(80, 10)) == 40
 
 
 # --- tasks that wait ---
@@ -118,19 +118,19 @@ class Waiters:
     def __init__(self, waiting_max: int = 10, timeout_s: float = LONG_S) -> None:
         self.closed = asyncio.Event()
         self.pool = a_pool()
-        self.grants = MemoryGrants(self.pool, waiting_max, timeout_s, self.closed)
+        self.grants = MemoryLine(self.pool, waiting_max, timeout_s, self.closed)
         self._tenants = map(str, itertools.count())
-        assert self.pool.grant(CAPACITY_BYTES) == CAPACITY_BYTES
+        assert self.pool.reserve(CAPACITY_BYTES) == CAPACITY_BYTES
 
     async def wait_for(
         self, wanted_bytes: int, tenant: str = "", gone: Gone | None = None
-    ) -> asyncio.Task[MemoryGrant]:
+    ) -> asyncio.Task[ReservedMemory]:
         """A task, of another tenant each unless one is named, that waits for so many bytes, all or
         nothing.
         """
         before = self.grants.waiting
         tenant = tenant or next(self._tenants)
-        task = asyncio.create_task(self.grants.grant(tenant, whole(wanted_bytes), gone or never))
+        task = asyncio.create_task(self.grants.reserve(tenant, whole(wanted_bytes), gone or never))
         await turns()
         assert self.grants.waiting == before + 1
         return task
@@ -150,10 +150,10 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def in_time(task: asyncio.Task[MemoryGrant]) -> int:
+async def in_time(task: asyncio.Task[ReservedMemory]) -> int:
     """What was granted, and is given back with the pool's `release`."""
     async with asyncio.timeout(DEADLINE_S):
-        return (await task).granted_bytes
+        return (await task).reserved_bytes
 
 
 @pytest.mark.asyncio
@@ -217,7 +217,7 @@ async def test_a_wait_that_is_too_long_names_the_limits_and_frees_its_place() ->
     )
     for _ in range(2):
         with pytest.raises(Busy, match=said) as caught:
-            await waiters.grants.grant("0", whole(10), never)
+            await waiters.grants.reserve("0", whole(10), never)
         assert caught.value.details.retry_after_s == 0.01
     waiters.pool.release(CAPACITY_BYTES)
     waiters.check_all_came_back()
@@ -228,7 +228,7 @@ async def test_where_the_line_is_full_the_next_is_refused_without_waiting() -> N
     waiters = Waiters(waiting_max=1)
     waiting = await waiters.wait_for(100)
     with pytest.raises(Busy, match=r"scheduler\.queue_max is 1"):
-        await waiters.grants.grant("0", whole(10), never)
+        await waiters.grants.reserve("0", whole(10), never)
     waiters.pool.release(CAPACITY_BYTES)
     (await waiting).release()
     waiters.check_all_came_back()
@@ -243,7 +243,7 @@ async def test_a_drain_refuses_those_who_wait_and_those_who_would_have_to() -> N
         with pytest.raises(Unavailable, match="the storage server is stopping"):
             await in_time(task)
     with pytest.raises(Unavailable):
-        await waiters.grants.grant("0", whole(10), never)
+        await waiters.grants.reserve("0", whole(10), never)
     waiters.pool.release(CAPACITY_BYTES)
     waiters.check_all_came_back()
 
@@ -272,7 +272,7 @@ async def test_many_threads_that_release_lose_no_memory_and_forget_nobody() -> N
 
     async def use(number: int) -> None:
         wish = MemoryWish(1 + 7 * number % 100, 1 + number % 3)
-        grant = await waiters.grants.grant(str(number % 7), wish, never)
+        grant = await waiters.grants.reserve(str(number % 7), wish, never)
         await asyncio.to_thread(grant.release)
 
     tasks = [asyncio.create_task(use(number)) for number in range(200)]
@@ -290,19 +290,19 @@ async def test_many_threads_that_release_lose_no_memory_and_forget_nobody() -> N
 @pytest.mark.asyncio
 async def test_a_delivery_gives_a_part_back_while_a_tenant_waits_that_holds_less() -> None:
     pool = a_pool(40)
-    grants = MemoryGrants(pool, 10, LONG_S, asyncio.Event())
-    large = await grants.grant("a", MemoryWish(30, 10), never)
+    grants = MemoryLine(pool, 10, LONG_S, asyncio.Event())
+    large = await grants.reserve("a", MemoryWish(30, 10), never)
     assert not large.shrink_if_wanted(10, 10)
-    other = await grants.grant("b", whole(10), never)
-    own = asyncio.create_task(grants.grant("a", whole(10), never))
+    other = await grants.reserve("b", whole(10), never)
+    own = asyncio.create_task(grants.reserve("a", whole(10), never))
     await turns()
     assert not large.shrink_if_wanted(10, 10)  # it is its own that waits
-    newcomer = asyncio.create_task(grants.grant("c", whole(10), never))
+    newcomer = asyncio.create_task(grants.reserve("c", whole(10), never))
     await turns()
     assert not large.shrink_if_wanted(10, 30)  # it needs what it has
     assert large.shrink_if_wanted(10, 10)
     assert await in_time(newcomer) == 10
-    assert large.granted_bytes == 20
+    assert large.reserved_bytes == 20
     assert not large.shrink_if_wanted(10, 10)
     for grant in (large, other, newcomer.result()):
         grant.release()
@@ -328,7 +328,7 @@ async def test_a_small_range_of_a_large_object_gives_what_it_does_not_need_to_wh
         pool = host.service.gates.pool
         assert pool.promised_bytes == 6 * MIB  # what one tenant is lent
         waiting = asyncio.create_task(
-            host.service.gates.bodies.grant("other", whole(6 * MIB), never)
+            host.service.gates.bodies.reserve("other", whole(6 * MIB), never)
         )
         await turns()
         assert host.service.gates.bodies.waiting == 1

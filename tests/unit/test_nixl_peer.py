@@ -303,17 +303,17 @@ def test_staging_memory_of_a_write_that_may_go_on_is_never_handed_out_again(
     try:
         remote = stopped.admitted()
         stopped.stand_still()
-        granted_bytes = staging.grant(BUFFER)
+        reserved_bytes = staging.reserve(BUFFER)
         view, done = staged(staging, 7), Done()
         lost = staging.offset_of(view)
         stopped.peer.write(remote, 0, view, done)
         assert isinstance(done.result(TIMEOUT_S), DeliveryFailed)
         staging.put(view)
-        staging.release(granted_bytes)
+        staging.release(reserved_bytes)
         assert staging.capacity_bytes == 3 * BUFFER
         rest = [staging.take(BUFFER) for _ in range(3)]
         assert lost not in {staging.offset_of(each) for each in rest}
-        assert staging.grant(4 * BUFFER) < 4 * BUFFER
+        assert staging.reserve(4 * BUFFER) < 4 * BUFFER
     finally:
         held.clear()
         stopped.close()

@@ -21,7 +21,7 @@ from objectcache_storage_server.scheduling.lanes.split_link import FAIR_FLOOR
 from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import (
     BYTES_PER_GBIT,
-    Grant,
+    NextFragment,
     Scheduler,
     Wait,
 )
@@ -267,7 +267,7 @@ def test_an_epoch_does_not_wait_for_a_long_fragment_on_the_link() -> None:
     scheduler = a_scheduler("equal", 0.01, FOR_LIFE)
     whole = Job(Demand(1 << 20, None, 2), 1 << 20)  # 0.8 s each
     scheduler.add(whole, whole.demand, 0.0, pooled=False)
-    assert isinstance(scheduler.next(0.0), Grant)
+    assert isinstance(scheduler.next(0.0), NextFragment)
     newcomer = begin(scheduler, Demand(1 << 16, 0.1, 2))
     assert scheduler.next(0.0) == Wait(EPOCH_S)
     run(scheduler, 0.0, 0.1)
@@ -373,7 +373,7 @@ def test_without_a_cap_everything_goes_as_fast_as_it_is_taken(policy: PolicyName
     steps = 0
     while not all(job.is_taken for job in jobs):
         step = scheduler.next(0.0)
-        assert isinstance(step, Grant)
+        assert isinstance(step, NextFragment)
         step.job.sent.append((0.0, step.fragment))
         steps += 1
     assert_all_sent(*jobs)
@@ -497,7 +497,7 @@ def test_a_decision_does_not_look_at_all_flows_of_a_capped_tenant(
     demand = Demand(1 << 16, 0.001, 4, tenant="small")
     jobs = [begin(scheduler, demand, pooled=pooled) for _ in range(100)]
     now_s = EPOCH_S
-    while not isinstance(step := scheduler.next(now_s), Grant):
+    while not isinstance(step := scheduler.next(now_s), NextFragment):
         now_s = max(now_s, step.until_s)
     step.job.sent.append((now_s, step.fragment))
     now_s += 0.003  # the link is free, the tenant's cap is not

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.buffers import BufferPool, ReservedMemory
 from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_runtime.settings import ServerSettings, Settings, StorageSettings
 from objectcache_schemas.conversations import StorageReply
@@ -327,7 +327,7 @@ async def test_a_buffer_that_is_not_full_takes_its_whole_share_of_a_grant() -> N
     pool = BufferPool(1000, 10_000)
     transport = BodyTransport(
         pool,
-        MemoryGrant(pool, pool.grant(2000)),
+        ReservedMemory(pool, pool.reserve(2000)),
         ClientPace("a", 0, "took a body"),
         lambda: None,
         a_recorder(),

@@ -12,7 +12,7 @@ import pytest
 
 from objectcache_fabrics.staged_moves import StagedMoves
 from objectcache_fabrics.staging_memory import StagingMemory
-from objectcache_runtime.buffers import MemoryGrant
+from objectcache_runtime.buffers import ReservedMemory
 from objectcache_runtime.networking.stream_socket import ConnectionEnded, StreamSocket
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DeliveryFailed, NotFound
@@ -43,7 +43,7 @@ class Bench:
             tag=1,
         )
         self.lease: Lease = self.registry.lease("alice", asked, PAYLOAD_BYTES)
-        grant = MemoryGrant(self.pool, self.pool.grant(2 * BUFFER_BYTES, BUFFER_BYTES))
+        grant = ReservedMemory(self.pool, self.pool.reserve(2 * BUFFER_BYTES, BUFFER_BYTES))
         self.broken = 0
         self.moves = StagedMoves(self.lease, self.pool, grant, self._break)
 

@@ -8,7 +8,7 @@ import pytest
 from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_fabrics.staging_memory import StagingMemory
-from objectcache_runtime.buffers import MemoryGrant
+from objectcache_runtime.buffers import ReservedMemory
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, InvalidRequest, ObjectCacheError
 from objectcache_schemas.messages.sessions import DeliveryFailure
@@ -47,7 +47,7 @@ class Delivery:
             self.registry.lease("alice", asked, LAYERS * BUFFER),
             TAG,
             self.pool,
-            MemoryGrant(self.pool, self.pool.grant(2 * BUFFER, BUFFER)),
+            ReservedMemory(self.pool, self.pool.reserve(2 * BUFFER, BUFFER)),
             self._wake,
             self.errors.append,
             FIRST_LAYER,
@@ -227,8 +227,8 @@ def test_staging_memory_gives_out_the_buffer_that_came_back_last_and_counts_whol
     place = pool.offset_of(second)
     pool.put(second)
     assert pool.offset_of(pool.take(BUFFER)) == place
-    assert pool.grant(9 * BUFFER, 2 * BUFFER) == 4 * BUFFER
-    assert pool.grant(BUFFER, BUFFER) == 0
+    assert pool.reserve(9 * BUFFER, 2 * BUFFER) == 4 * BUFFER
+    assert pool.reserve(BUFFER, BUFFER) == 0
     assert "storage.fabric_staging_bytes" in pool.shortage
 
 

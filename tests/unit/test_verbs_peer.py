@@ -109,7 +109,7 @@ def test_staging_memory_comes_back_unless_the_device_may_still_read_it(
     region: Any = SimpleNamespace(address=staging.address, local_key=1)
     peer = VerbsPeer(DEVICE, staging, region, thread, CLIENT, DEADLINE_S)
     outcomes: queue.Queue[ObjectCacheError | None] = queue.Queue()
-    staging.grant(6 * BUFFER_BYTES)
+    staging.reserve(6 * BUFFER_BYTES)
     views = [staging.take(BUFFER_BYTES) for _ in range(6)]
     posted = {staging.offset_of(view) for view in views[:DEPTH]}
     for view in views:
@@ -125,7 +125,7 @@ def test_staging_memory_comes_back_unless_the_device_may_still_read_it(
     assert staging.capacity_bytes == (BUFFER_COUNT - lost) * BUFFER_BYTES
     free = {
         staging.offset_of(staging.take(BUFFER_BYTES))
-        for _ in range(staging.grant(BUFFER_COUNT * BUFFER_BYTES, BUFFER_BYTES) // BUFFER_BYTES)
+        for _ in range(staging.reserve(BUFFER_COUNT * BUFFER_BYTES, BUFFER_BYTES) // BUFFER_BYTES)
     }
     assert len(free) == BUFFER_COUNT - lost
     assert free.isdisjoint(posted) == bool(lost)

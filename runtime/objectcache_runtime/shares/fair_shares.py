@@ -4,7 +4,7 @@ Max-min fair, with what is idle lent out: a tenant may grow for as long as it ho
 LENT_PER_FREE times what stays free (the dynamic threshold for shared buffers of Choudhury and
 Hahne, 1998). So one tenant alone may hold three quarters, two that take all they can three sevenths
 each, and n of them 3 / (1 + 3n) each; something stays free for whoever comes next. The last
-1 / RESERVED_PART is for tenants that hold little: up to a unit each. A first grant may be larger,
+1 / RESERVED_PART is for tenants that hold little: up to a unit each. A first taking may be larger,
 and than what may be lent: it leaves the reserve alone, or takes one RESERVED_PART of what is free
 and leaves half of it. So the half is for units, and no tenant takes everything at once.
 
@@ -67,7 +67,7 @@ class FairShares:
 
     @property
     def _first_max(self) -> int:
-        """The largest first grant now; of all, where nobody holds anything."""
+        """The most that may be taken first now; of all, where nobody holds anything."""
         if not self._taken:
             return self.total
         half = self.free - self._reserved // 2

@@ -1,6 +1,6 @@
 """Who among the tenants that wait is next. Pure: knows neither tasks nor time.
 
-The tenant that holds the least is; among equals the one that was granted the least while it was
+The tenant that holds the least is; among equals the one that was served the least while it was
 here (start-time fair queueing), so that many requests of one do not stand before the first of
 another; then the one whose oldest turn came first. Within a tenant it is first come, first served.
 Where the wish of the one that is next does not fit, others that do pass it, PASSED_MAX times, so
@@ -32,12 +32,12 @@ class Scarce(ABC, Generic[W]):
     name: str  # for whoever is told to come back
 
     @abstractmethod
-    def grant(self, tenant: str, wish: W) -> int | None:
+    def take(self, tenant: str, wish: W) -> int | None:
         """What this tenant is given now, which `give_back` takes; None where nothing is."""
 
     @abstractmethod
-    def give_back(self, tenant: str, granted: int) -> None:
-        """Take a grant back, or a part of it where it can be divided."""
+    def give_back(self, tenant: str, taken: int) -> None:
+        """Take it back, or a part of it where it can be divided."""
 
     @abstractmethod
     def held(self, tenant: str) -> float:
@@ -66,14 +66,14 @@ class Counted(Scarce[int]):
         """How many are held."""
         return self._shares.taken
 
-    def grant(self, tenant: str, wish: int) -> int | None:
+    def take(self, tenant: str, wish: int) -> int | None:
         if not self._shares.may_take(tenant, wish):
             return None
         self._shares.take(tenant, wish)
         return wish
 
-    def give_back(self, tenant: str, granted: int) -> None:
-        self._shares.give_back(tenant, granted)
+    def give_back(self, tenant: str, taken: int) -> None:
+        self._shares.give_back(tenant, taken)
 
     def held(self, tenant: str) -> float:
         return self._shares.held(tenant) / self._shares.total
@@ -87,15 +87,15 @@ class Counted(Scarce[int]):
 
 
 class Turn(Generic[W]):
-    """One request's wish; `granted` is None for as long as it waits.
+    """One request's wish; `taken` is None for as long as it waits.
 
-    `settled` is called once, by `FairLine.advance`, when a turn that waited is granted.
+    `settled` is called once, by `FairLine.advance`, when a turn that waited is served.
     """
 
     def __init__(self, tenant: str, wish: W, settled: Callable[[], object], number: int) -> None:
         self.tenant = tenant
         self.wish = wish
-        self.granted: int | None = None
+        self.taken: int | None = None
         self.settled = settled
         self.number = number
         self.passed = 0  # while it was next
@@ -111,7 +111,7 @@ class FairLine(Generic[W]):
         self._places = FairShares(waiting_of_all_max(waiting_max))
         self._queues: dict[str, OrderedDict[Turn[W], None]] = {}
         self._count = 0
-        self._round = 0  # of the last grant
+        self._round = 0  # when one was served last
         self._next_rounds: dict[str, int] = {}  # of tenants that are ahead of it
         self._first: Turn[W] | None = None  # once looked for, until ranks may have changed
 
@@ -137,12 +137,12 @@ class FairLine(Generic[W]):
         return max(self._round, self._next_rounds.get(tenant, 0))
 
     def ask(self, tenant: str, wish: W, settled: Callable[[], object]) -> Turn[W]:
-        """A turn that was granted, or one that waits. Raises `Busy` where too many wait."""
+        """A turn that was served, or one that waits. Raises `Busy` where too many wait."""
         self._count += 1
         turn = Turn(tenant, wish, settled, self._count)
         if tenant not in self._queues:
             self._try(turn)
-        if turn.granted is None:
+        if turn.taken is None:
             self._check_places(tenant)
             self._places.take(tenant, 1)
             self._queue(turn)
@@ -155,14 +155,14 @@ class FairLine(Generic[W]):
             self._first = min(self._first, turn, key=self._rank)
 
     def advance(self) -> None:
-        """Something came back, or somebody left: grant as many turns as can be, in their order."""
+        """Something came back, or somebody left: serve as many turns as can be, in their order."""
         self._first = None
-        while (turn := self._granted_next()) is not None:
+        while (turn := self._served_next()) is not None:
             self._remove(turn)
             turn.settled()
 
-    def _granted_next(self) -> Turn[W] | None:
-        """The turn that was granted now, the first in their order that could be."""
+    def _served_next(self) -> Turn[W] | None:
+        """The turn that was served now, the first in their order that could be."""
         first = self.first
         if first is None or self._try(first):
             return first
@@ -170,22 +170,22 @@ class FairLine(Generic[W]):
         return next((turn for turn in heads[1:] if self._try(turn)), None)
 
     def _try(self, turn: Turn[W]) -> bool:
-        """Grant it if it fits and may pass the turn that is next, should that come before it."""
+        """Serve it if it fits and may pass the turn that is next, should that come before it."""
         first = self.first
         if first is None or self._rank(first) >= self._rank(turn):
-            return self._grant(turn)
+            return self._take(turn)
         if self._scarce.passes_freely(turn.tenant, turn.wish):
-            return self._grant(turn)
-        if first.passed >= PASSED_MAX or not self._grant(turn):
+            return self._take(turn)
+        if first.passed >= PASSED_MAX or not self._take(turn):
             return False
         first.passed += 1
         return True
 
     def leave(self, turn: Turn[W]) -> int:
-        """The turn is wanted no more; returns what it was granted, to be given back."""
-        if turn.granted is None:
+        """The turn is wanted no more; returns what it took, to be given back."""
+        if turn.taken is None:
             self._remove(turn)
-        return turn.granted or 0
+        return turn.taken or 0
 
     def is_wanted_more(self, tenant: str) -> bool:
         """Whether a tenant that holds less than this one waits."""
@@ -196,9 +196,9 @@ class FairLine(Generic[W]):
         """Whether a tenant that holds less than this one waits, or a request of its own."""
         return tenant in self._queues or self.is_wanted_more(tenant)
 
-    def _grant(self, turn: Turn[W]) -> bool:
-        turn.granted = self._scarce.grant(turn.tenant, turn.wish)
-        if turn.granted is None:
+    def _take(self, turn: Turn[W]) -> bool:
+        turn.taken = self._scarce.take(turn.tenant, turn.wish)
+        if turn.taken is None:
             return False
         self._first = None
         self._round = self._round_of(turn.tenant)

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 from typing import Any
 
-from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.buffers import BufferPool, ReservedMemory
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.operators.schedule import TenantShare
@@ -22,7 +22,7 @@ from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.admission.client_pace import ClientPace, SlowClients, watch
 from objectcache_storage_server.admission.entrance import Entrance, Gone, drained
 from objectcache_storage_server.admission.line_waits import LineWaits
-from objectcache_storage_server.admission.memory_line import MemoryGrants, MemoryWish
+from objectcache_storage_server.admission.memory_line import MemoryLine, MemoryWish
 from objectcache_storage_server.admission.put_slots import PutSlots
 from objectcache_storage_server.quotas.in_flight import Flight, InFlight
 from objectcache_storage_server.quotas.stored_ledger import Reservation, StoredLedger
@@ -39,13 +39,13 @@ class BodyMemory:
     """Memory that a body may fill, and the pace of the client that it is for."""
 
     clients: SlowClients
-    grant: MemoryGrant
+    reserved: ReservedMemory
     pace: ClientPace
 
     def release(self) -> None:
         """Nothing is held any more. A second call has no effect."""
         self.unwatch()
-        self.grant.release()
+        self.reserved.release()
 
     def unwatch(self) -> None:
         """The client is waited for no more."""
@@ -69,11 +69,11 @@ class AdmittedGet:
         wish = self.gates.body_wish(payload_bytes, fragment_bytes)
         self.flight.add_bytes(min(payload_bytes, wish.wanted_bytes))
         asked_s = time.monotonic()
-        grant = await self.gates.bodies.grant(self.tenant, wish, self.gone)
+        reserved = await self.gates.bodies.reserve(self.tenant, wish, self.gone)
         self.waited(time.monotonic() - asked_s)
-        return BodyMemory(self.gates.slow_bodies, grant, self.gates.slow_bodies.add(self.tenant))
+        return BodyMemory(self.gates.slow_bodies, reserved, self.gates.slow_bodies.add(self.tenant))
 
-    async def target_memory(self, payload_bytes: int, *, is_staged: bool) -> MemoryGrant | None:
+    async def target_memory(self, payload_bytes: int, *, is_staged: bool) -> ReservedMemory | None:
         """Count what is written into a client's memory; staging memory where it is on its way
         there, otherwise None. Whoever has it releases it. Raises as `body_memory`.
         """
@@ -81,9 +81,9 @@ class AdmittedGet:
         if not is_staged:
             return None
         asked_s = time.monotonic()
-        grant = await self.gates.staging_memory(self.tenant, payload_bytes, self.gone)
+        reserved = await self.gates.staging_memory(self.tenant, payload_bytes, self.gone)
         self.waited(time.monotonic() - asked_s)
-        return grant
+        return reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class Gates:
         self.entrance = Entrance(settings, shares)
         self.pool = BufferPool(storage.fragment_bytes, storage.server_in_flight_bytes_max)
         line = (scheduler.queue_max, scheduler.queue_timeout_s, self.entrance.closed)
-        self.bodies = MemoryGrants(self.pool, *line)
-        self.staging = MemoryGrants(staging, *line)
+        self.bodies = MemoryLine(self.pool, *line)
+        self.staging = MemoryLine(staging, *line)
         self.slots = PutSlots(storage)
         self.puts = LineWaits(self.slots, *line)
         rate_min = storage.client_rate_bytes_per_s_min
@@ -176,7 +176,7 @@ class Gates:
         allowed_bytes = self._delivery_in_flight_bytes_max
         return MemoryWish(max(least_bytes, min(useful_bytes, allowed_bytes)), least_bytes)
 
-    async def staging_memory(self, tenant: str, payload_bytes: int, gone: Gone) -> MemoryGrant:
+    async def staging_memory(self, tenant: str, payload_bytes: int, gone: Gone) -> ReservedMemory:
         """Staging memory for a transfer over a fabric: whole buffers, one at least. Whoever has it
         releases it. Raises as `LineWaits.take`.
         """
@@ -185,7 +185,7 @@ class Gates:
             STAGED_FRAGMENTS * least_bytes, self._staging.charged_bytes(payload_bytes)
         )
         wish = MemoryWish(max(least_bytes, useful_bytes), least_bytes)
-        return await self.staging.grant(tenant, wish, gone)
+        return await self.staging.reserve(tenant, wish, gone)
 
     # --- puts ---
 

@@ -42,7 +42,7 @@ class LineWaits(Generic[W]):
         return self._line.waiting
 
     async def take(self, tenant: str, wish: W, gone: Gone | None = None) -> int:
-        """Wait for a grant, which `give_back` ends.
+        """Wait for it; `give_back` ends what was taken.
 
         Raises `Busy` where too many wait or the wait is too long, `Unavailable` once the server
         drains, and `ConnectionEnded` when `gone` returns first. Whoever is cancelled holds none,
@@ -51,15 +51,15 @@ class LineWaits(Generic[W]):
         loop, settled = asyncio.get_running_loop(), asyncio.Event()
         with self._lock:
             turn = self._line.ask(tenant, wish, partial(loop.call_soon_threadsafe, settled.set))
-        if turn.granted is not None:
-            return turn.granted
+        if turn.taken is not None:
+            return turn.taken
         try:
             return await self._wait(turn, settled, gone or _never)
         except BaseException:
             with self._lock:
-                was_granted = turn.granted is not None
+                was_served = turn.taken is not None
                 unused = self._line.leave(turn)
-                if was_granted:
+                if was_served:
                     self._scarce.give_back(tenant, unused)
                 self._line.advance()  # those behind it may fit now, whatever it held
             raise
@@ -68,15 +68,15 @@ class LineWaits(Generic[W]):
         """The same without waiting, from any thread: raises `Busy` where others would wait."""
         with self._lock:
             turn = self._line.ask(tenant, wish, _nobody)
-            if turn.granted is not None:
-                return turn.granted
+            if turn.taken is not None:
+                return turn.taken
             self._line.leave(turn)
             raise Busy(self._scarce.shortage(tenant), retry_after_s=1.0)
 
-    def give_back(self, tenant: str, granted: int) -> None:
-        """End a grant, or a part of one; those who wait have theirs."""
+    def give_back(self, tenant: str, taken: int) -> None:
+        """Give it back, or a part of it; those who wait have theirs."""
         with self._lock:
-            self._scarce.give_back(tenant, granted)
+            self._scarce.give_back(tenant, taken)
             self._line.advance()
 
     def advance(self) -> None:
@@ -99,8 +99,8 @@ class LineWaits(Generic[W]):
     async def _wait(self, turn: Turn[W], settled: asyncio.Event, gone: Gone) -> int:
         waits = (gone(), settled.wait(), self._closed.wait())
         is_gone, *_ = await first_of(*waits, timeout_s=self._timeout_s)
-        if turn.granted is not None:
-            return turn.granted
+        if turn.taken is not None:
+            return turn.taken
         if is_gone:
             raise ConnectionEnded
         if self._closed.is_set():

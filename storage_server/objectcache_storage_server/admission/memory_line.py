@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.buffers import BufferPool, ReservedMemory
 from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_storage_server.admission.entrance import Gone
 from objectcache_storage_server.admission.fair_line import Scarce
@@ -34,17 +34,17 @@ class SharedMemory(Scarce[MemoryWish]):
         self._pool = pool
         self._shares = FairShares(pool.capacity_bytes, pool.buffer_bytes)
 
-    def grant(self, tenant: str, wish: MemoryWish) -> int | None:
+    def take(self, tenant: str, wish: MemoryWish) -> int | None:
         self._shares.total = self._pool.capacity_bytes  # what a device kept is out of use
-        granted_bytes = self._pool.grant(
+        reserved_bytes = self._pool.reserve(
             _fitting(self._shares.room(tenant, wish.least_bytes), wish), wish.least_bytes
         )
-        self._shares.take(tenant, granted_bytes)
-        return granted_bytes or None
+        self._shares.take(tenant, reserved_bytes)
+        return reserved_bytes or None
 
-    def give_back(self, tenant: str, granted: int) -> None:
-        self._shares.give_back(tenant, granted)
-        self._pool.release(granted)
+    def give_back(self, tenant: str, taken: int) -> None:
+        self._shares.give_back(tenant, taken)
+        self._pool.release(taken)
 
     def held(self, tenant: str) -> float:
         return self._shares.held(tenant) / max(1, self._shares.total)
@@ -53,7 +53,7 @@ class SharedMemory(Scarce[MemoryWish]):
         return f"{self._pool.shortage}, and {tenant!r} holds {self._shares.held(tenant)} of them"
 
 
-class MemoryGrants(LineWaits[MemoryWish]):
+class MemoryLine(LineWaits[MemoryWish]):
     """The line of a server before one pool."""
 
     def __init__(
@@ -63,20 +63,20 @@ class MemoryGrants(LineWaits[MemoryWish]):
         self._pool = pool
         pool.on_release = self.advance
 
-    async def grant(self, tenant: str, wish: MemoryWish, gone: Gone) -> MemoryGrant:
+    async def reserve(self, tenant: str, wish: MemoryWish, gone: Gone) -> ReservedMemory:
         """Wait for memory, from `least_bytes` to `wanted_bytes` of it; raises what `take` does."""
         if not wish.least_bytes:
-            return MemoryGrant(self._pool, 0)
-        granted_bytes = await self.take(tenant, wish, gone)
-        return MemoryGrant(
+            return ReservedMemory(self._pool, 0)
+        reserved_bytes = await self.take(tenant, wish, gone)
+        return ReservedMemory(
             self._pool,
-            granted_bytes,
+            reserved_bytes,
             partial(self.give_back, tenant),
             partial(self.is_wanted_more, tenant),
         )
 
     def __repr__(self) -> str:
-        return f"<MemoryGrants {self.waiting} waiting, {self._pool!r}>"
+        return f"<MemoryLine {self.waiting} waiting, {self._pool!r}>"
 
 
 def _fitting(room_bytes: int, wish: MemoryWish) -> int:

@@ -45,7 +45,7 @@ class PutSlots(Scarce[int]):
                 code="EntityTooLarge",
             )
 
-    def grant(self, tenant: str, wish: int) -> int | None:
+    def take(self, tenant: str, wish: int) -> int | None:
         has_room = self._slots.may_take(tenant, 1) and self._bytes.may_take(tenant, wish)
         if not has_room:
             return None
@@ -53,9 +53,9 @@ class PutSlots(Scarce[int]):
         self._bytes.take(tenant, wish)
         return wish
 
-    def give_back(self, tenant: str, granted: int) -> None:
+    def give_back(self, tenant: str, taken: int) -> None:
         self._slots.give_back(tenant, 1)
-        self._bytes.give_back(tenant, granted)
+        self._bytes.give_back(tenant, taken)
 
     def passes_freely(self, tenant: str, wish: int) -> bool:
         return self._bytes.held(tenant) + wish <= self._little_bytes

@@ -46,16 +46,16 @@ async def receive_choice(talk: Conversation, memory: BodyMemory) -> BodyChoice:
 def start_body(
     means: GetMeans, plan: Plan, opened: OpenObjects, terms: DeliveryTerms, memory: BodyMemory
 ) -> BodyDelivery:
-    """Begin reading into buffers; at most the delivery's grant runs ahead of the client.
+    """Begin reading into buffers; at most what is reserved runs ahead of the client.
 
-    Takes `opened` and the grant over, whether it succeeds or not.
+    Takes `opened` and the memory over, whether it succeeds or not.
     """
     with ExitStack() as undo:
         undo.callback(opened.close)
         undo.callback(memory.release)
         transport = BodyTransport(
             means.gates.pool,
-            memory.grant,
+            memory.reserved,
             memory.pace,
             lambda: means.schedule.dispatcher.wake(running.delivery),
             terms.recorder,

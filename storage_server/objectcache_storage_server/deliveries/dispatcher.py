@@ -1,4 +1,4 @@
-"""The dispatcher: reader threads carry out the fragments that the scheduler grants.
+"""The dispatcher: reader threads carry out the fragments that the scheduler chooses.
 
 Reader threads never wait for a client: a delivery without room is not ready, and is woken when room
 comes back. Nor do they wait for an engine that has many reads under way: they begin as many as it
@@ -20,9 +20,9 @@ from typing import TypeVar
 from objectcache_storage_server.deliveries.delivery import Delivery
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.fragments import Fragment
-from objectcache_storage_server.scheduling.scheduler import Grant, Scheduler, Wait
+from objectcache_storage_server.scheduling.scheduler import NextFragment, Scheduler, Wait
 
-FAULT_PAUSE_S = 0.05  # after a fault of the scheduler that granted nothing
+FAULT_PAUSE_S = 0.05  # after a fault of the scheduler that chose nothing
 FAULT_LOG_INTERVAL_S = 10.0
 WAIT_S_MAX = 3600.0  # a thread cannot wait for every number of seconds; then it looks again
 
@@ -32,7 +32,7 @@ logger = logging.getLogger("objectcache.storage_server.dispatcher")
 
 
 class Dispatcher:
-    """A fixed number of threads that read fragments, in the order that the scheduler grants."""
+    """A fixed number of threads that read fragments, in the order that the scheduler chooses."""
 
     def __init__(
         self, thread_count: int, scheduler: Scheduler[Delivery], queue_depth: int = 0
@@ -111,7 +111,7 @@ class Dispatcher:
                     continue
                 now_s = time.monotonic()
                 decision = self._decide(now_s)
-                if isinstance(decision, Grant):
+                if isinstance(decision, NextFragment):
                     decision.job.taken = None
                     return self._reading(decision.job, decision.fragment)
                 wait_s = decision.until_s - now_s
@@ -120,7 +120,7 @@ class Dispatcher:
             return None
 
     def _reading(self, delivery: Delivery, fragment: Fragment) -> Callable[[], None]:
-        """What a reader thread has to do for a fragment that was granted. Called under the lock."""
+        """What a reader thread has to do for a fragment that was chosen. Called under the lock."""
         if not self._queue_depth:
             return partial(delivery.execute, fragment)
         self._under_way += 1
@@ -132,12 +132,12 @@ class Dispatcher:
             self._landed.append(finish)
             self._condition.notify_all()
 
-    def _decide(self, now_s: float) -> Grant[Delivery] | Wait:
+    def _decide(self, now_s: float) -> NextFragment[Delivery] | Wait:
         try:
             return self._scheduler.next(now_s)
         except Exception:
             self._log_fault(now_s)
-            return self._lost_grant() or Wait(now_s + FAULT_PAUSE_S)
+            return self._lost_fragment() or Wait(now_s + FAULT_PAUSE_S)
 
     def _log_fault(self, now_s: float) -> None:
         self._fault_count += 1
@@ -145,11 +145,11 @@ class Dispatcher:
             self._fault_logged_s = now_s
             logger.exception("the scheduler failed, %d times since the start", self._fault_count)
 
-    def _lost_grant(self) -> Grant[Delivery] | None:
+    def _lost_fragment(self) -> NextFragment[Delivery] | None:
         """A fragment that was taken when the scheduler failed: nobody would read it any more."""
         for flow in self._scheduler.flows():
             if flow.job.taken is not None:
-                return Grant(flow.job, flow.job.taken)
+                return NextFragment(flow.job, flow.job.taken)
         return None
 
     def close(self) -> None:

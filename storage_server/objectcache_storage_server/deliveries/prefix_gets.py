@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from objectcache_runtime.buffers import MemoryGrant
+from objectcache_runtime.buffers import ReservedMemory
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.messages.kv import KvGet
 from objectcache_storage_server.admission.gates import BodyMemory
@@ -56,7 +56,7 @@ async def serve_get(means: GetMeans, asker: Asker, request: KvGet, descriptor: D
             opened, window = await means.calls.call_to_open(
                 lambda: open_prefix(means, request, descriptor), lambda found: found[0].close()
             )
-            memory: BodyMemory | MemoryGrant | None
+            memory: BodyMemory | ReservedMemory | None
             try:
                 plan, terms = _plan(means, opened, descriptor, mode, request, recorder, window)
                 if is_body(request.path, target is not None):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from objectcache_fabrics.leased_memory import RemoteTargetMemory
-from objectcache_runtime.buffers import MemoryGrant
+from objectcache_runtime.buffers import ReservedMemory
 from objectcache_runtime.first_of import end, first_done
 from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
@@ -40,12 +40,12 @@ def start_target(
     request: KvGet,
     descriptor: Descriptor,
     terms: DeliveryTerms,
-    staging: MemoryGrant | None,
+    staging: ReservedMemory | None,
 ) -> RunningDelivery:
     """Begin reading straight into the client's registered memory, or, where a fabric reaches it,
     into `staging`, which is None otherwise.
 
-    Takes `opened` and the grant over, whether it succeeds or not.
+    Takes `opened` and the memory over, whether it succeeds or not.
     """
     asked = descriptor.rdma_target
     assert asked is not None

@@ -17,7 +17,7 @@ from objectcache_storage_server.scheduling.scheduler import Scheduler
 SCHEDULED_DELIVERIES_SHOWN = 1000
 
 # job, demand, pooled, rate_bytes_per_s, sent_bytes, consumed_layers, begun_s: plain tuples, because
-# nothing is granted while they are made
+# nothing is chosen while they are made
 _Row = tuple[Delivery, Demand, bool, float | None, int, int, float]
 
 

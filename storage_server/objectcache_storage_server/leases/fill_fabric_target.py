@@ -29,14 +29,14 @@ async def serve_fabric_lease(
     means: GetMeans, talk: Conversation, request: LeaseTarget, target: MemoryTarget
 ) -> None:
     """`LeaseTarget`, to the end of the lease; nothing moves any more when it returns or raises."""
-    grant = await means.gates.staging_memory(request.identity, request.payload_bytes, talk.gone)
+    reserved = await means.gates.staging_memory(request.identity, request.payload_bytes, talk.gone)
     try:
         lease = means.targets.lease(request.identity, target, request.payload_bytes)
     except BaseException:
-        grant.release()
+        reserved.release()
         raise
     session = lease.target.owner
-    moves = StagedMoves(lease, means.staging, grant, session.end)
+    moves = StagedMoves(lease, means.staging, reserved, session.end)
     failure: WireError | None = DeliveryFailed("the gateway is gone").to_wire()
     try:
         await talk.send(TargetLeased())

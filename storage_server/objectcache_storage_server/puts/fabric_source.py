@@ -49,13 +49,13 @@ class FabricSource(TargetSource):
         check_length(asked, shape)
         staging = means.staging
         piece_bytes = staged_piece_bytes(shape, staging.buffer_bytes)
-        grant = await means.gates.staging_memory(identity, shape.total_bytes, talk.gone)
+        reserved = await means.gates.staging_memory(identity, shape.total_bytes, talk.gone)
         try:
             lease = means.targets.lease(identity, asked, shape.total_bytes)
         except BaseException:
-            grant.release()
+            reserved.release()
             raise
-        moves = StagedMoves(lease, staging, grant, lease.target.owner.end)
+        moves = StagedMoves(lease, staging, reserved, lease.target.owner.end)
         return cls(means, moves, piece_bytes)
 
     async def write_all(self, talk: Conversation, prefix: StagedPrefix) -> None:

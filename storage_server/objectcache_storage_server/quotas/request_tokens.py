@@ -29,11 +29,11 @@ class RequestTokens:
         until there is one.
         """
         states = {name: self._state(name, rate, now_s) for name, rate in rates_per_s.items()}
-        granted = min([wanted, *(math.floor(state.left) for state in states.values())])
+        taken = min([wanted, *(math.floor(state.left) for state in states.values())])
         for state in states.values():
-            state.left -= granted
-        if granted:
-            return granted, 0.0
+            state.left -= taken
+        if taken:
+            return taken, 0.0
         waits_s = [state.wait_s(rates_per_s[name]) for name, state in states.items()]
         return 0, max(waits_s)
 

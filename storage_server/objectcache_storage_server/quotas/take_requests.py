@@ -24,5 +24,5 @@ async def take_requests(books: Books, calls: EngineCalls, request: TakeRequests)
     if not rates_per_s:
         return RequestsTaken(granted=request.wanted, limited=False)
     now_s = time.monotonic()
-    granted, wait_s = books.request_tokens.take(rates_per_s, request.wanted, now_s)
-    return RequestsTaken(granted=granted, retry_after_s=wait_s)
+    taken, wait_s = books.request_tokens.take(rates_per_s, request.wanted, now_s)
+    return RequestsTaken(granted=taken, retry_after_s=wait_s)

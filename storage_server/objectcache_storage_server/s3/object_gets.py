@@ -94,6 +94,6 @@ def _start_range(
         terms = DeliveryTerms(recorder, demand, means.schedule.policy)
         undo.pop_all()  # the delivery takes them over
     wish = means.gates.body_wish(choice.length_bytes, fragment_bytes)
-    grant = memory.grant
-    grant.shrink(max(0, grant.granted_bytes - wish.wanted_bytes))  # it may need less than all
+    unused_bytes = memory.reserved.reserved_bytes - wish.wanted_bytes
+    memory.reserved.shrink(max(0, unused_bytes))  # it may need less than all
     return start_body(means, plan, opened, terms, memory)

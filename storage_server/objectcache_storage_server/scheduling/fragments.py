@@ -1,4 +1,4 @@
-"""What a scheduler grants at a time: a piece of a delivery's payload."""
+"""What a scheduler chooses at a time: a piece of a delivery's payload."""
 
 from __future__ import annotations
 

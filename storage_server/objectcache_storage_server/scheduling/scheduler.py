@@ -29,7 +29,7 @@ from objectcache_storage_server.scheduling.lanes.urgent_lane import UrgentLane
 from objectcache_storage_server.scheduling.rates.assign_at_epochs import Epochs
 from objectcache_storage_server.scheduling.schedule_terms import BYTES_PER_GBIT as BYTES_PER_GBIT
 from objectcache_storage_server.scheduling.schedule_terms import Terms
-from objectcache_storage_server.scheduling.scheduler_answers import Grant as Grant
+from objectcache_storage_server.scheduling.scheduler_answers import NextFragment as NextFragment
 from objectcache_storage_server.scheduling.scheduler_answers import Wait as Wait
 
 LINK_CATCH_UP_S = 0.002  # so that a thread that woke late loses nothing
@@ -183,7 +183,7 @@ class Scheduler(Generic[JobT]):
 
     # --- who goes next ---
 
-    def next(self, now_s: float) -> Grant[JobT] | Wait:
+    def next(self, now_s: float) -> NextFragment[JobT] | Wait:
         """The next fragment, or how long there is none."""
         for flow, rate_bytes_per_s in self._epochs.admit(now_s):
             self._start(flow, rate_bytes_per_s, now_s)
@@ -193,18 +193,18 @@ class Scheduler(Generic[JobT]):
         idle: list[Lane[JobT]] = []
         for lane in sorted(self._lanes, key=lambda lane: lane.tag):
             tag = lane.tag
-            granted = self._from_lane(lane, now_s)
-            if isinstance(granted, Wait):
-                return granted
-            if granted is not None:
+            chosen = self._from_lane(lane, now_s)
+            if isinstance(chosen, Wait):
+                return chosen
+            if chosen is not None:
                 for other in idle:  # what a lane had nothing to send for is not owed to it
                     other.tag = max(tag, other.tag)
-                return granted
+                return chosen
             idle.append(lane)
             until_s = min(until_s, lane.wake_at_s)
         return Wait(until_s)
 
-    def _from_lane(self, lane: Lane[JobT], now_s: float) -> Grant[JobT] | Wait | None:
+    def _from_lane(self, lane: Lane[JobT], now_s: float) -> NextFragment[JobT] | Wait | None:
         """None where nobody in the lane can go; a wait for no time where that took too many steps
         to find out.
         """
@@ -221,7 +221,7 @@ class Scheduler(Generic[JobT]):
                 lane.sleep(flow, now_s)
             else:
                 self._charge(lane, flow, fragment.length_bytes, now_s)
-                return Grant(flow.job, fragment)
+                return NextFragment(flow.job, fragment)
         return Wait(now_s)
 
     def _charge(self, lane: Lane[JobT], flow: Flow[JobT], length_bytes: int, now_s: float) -> None:

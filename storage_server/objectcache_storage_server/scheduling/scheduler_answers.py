@@ -10,7 +10,7 @@ from objectcache_storage_server.scheduling.lanes.delivery_flow import JobT
 
 
 @dataclass(frozen=True, slots=True)
-class Grant(Generic[JobT]):
+class NextFragment(Generic[JobT]):
     """This fragment of this job goes now."""
 
     job: JobT

@@ -1,4 +1,4 @@
-"""Virtual time: arrivals are admitted, the scheduler grants, links carry, GPUs compute."""
+"""Virtual time: arrivals are admitted, the scheduler chooses, links carry, GPUs compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from objectcache_schemas.operators.schedule import (
 )
 from objectcache_storage_server.admission.delivery_turns import Admission, AdmissionLimits, Waiting
 from objectcache_storage_server.scheduling.fragments import Fragment
-from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Grant, Scheduler
+from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, NextFragment, Scheduler
 from objectcache_storage_server.simulation.arrivals import Arrival
 from objectcache_storage_server.simulation.machine import Client, Machine
 
@@ -93,7 +93,7 @@ class _Simulation:
                 continue
             step = self._scheduler.next(now_s)
             decisions += 1
-            if isinstance(step, Grant):
+            if isinstance(step, NextFragment):
                 self._carry(step.job, step.fragment, now_s)
                 continue
             if (wake_s := min(step.until_s, next_s)) == math.inf:

@@ -1,7 +1,7 @@
 """Into a connected socket, in payload order: the client's own, or the gateway's.
 
-Readers fill buffers of the delivery's grant in any order; a coroutine sends them in order. The
-grant bounds how far reading runs ahead of a slow client.
+Readers fill buffers of the memory that is reserved, in any order; a coroutine sends them in order.
+How much is reserved bounds how far reading runs ahead of a slow client.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from objectcache_runtime.buffers import BufferPool, MemoryGrant
+from objectcache_runtime.buffers import BufferPool, ReservedMemory
 from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_storage_server.admission.client_pace import ClientPace
@@ -23,8 +23,8 @@ class BodyTransport(Transport):
     """Carries a delivery into a socket; `send` is the sending side, and whoever calls it calls
     `release` in the end.
 
-    The grant holds at least one fragment. `wake` is called, in the event loop, whenever room has
-    come back.
+    A fragment at least is reserved. `wake` is called, in the event loop, whenever room has come
+    back.
     """
 
     name = "body"
@@ -32,20 +32,20 @@ class BodyTransport(Transport):
     def __init__(
         self,
         pool: BufferPool,
-        grant: MemoryGrant,
+        reserved: ReservedMemory,
         pace: ClientPace,
         wake: Callable[[], None],
         recorder: DeliveryRecorder,
     ) -> None:
         self._pool = pool
         self._recorder = recorder
-        self._grant = grant
+        self._reserved = reserved
         self._pace = pace
         self._piece_bytes = 0  # the largest that was sent, as the pool charges it
         self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._room_bytes = grant.granted_bytes
+        self._room_bytes = reserved.reserved_bytes
         self._buffers: dict[int, memoryview] = {}  # by offset in the payload
         self._complete: set[int] = set()
         self._changed = asyncio.Event()
@@ -75,11 +75,11 @@ class BodyTransport(Transport):
         self._notify()
 
     def close(self) -> None:
-        """Reading has ended; what was read may still be on its way, so `release` ends the grant."""
+        """Reading has ended; what was read may still be on its way, so `release` gives it back."""
 
     def release(self) -> None:
-        """Nothing reads or sends any more: give the grant back. A second call has no effect."""
-        self._grant.release()
+        """Nothing reads or sends any more: give the memory back. A second call has no effect."""
+        self._reserved.release()
         for view in self._buffers.values():
             self._pool.put(view)
         self._buffers.clear()
@@ -115,7 +115,7 @@ class BodyTransport(Transport):
     def _room_came_back(self, length_bytes: int) -> None:
         """It is read into again, unless somebody who holds less waits for memory."""
         self._piece_bytes = max(self._piece_bytes, length_bytes)
-        if not self._grant.shrink_if_wanted(length_bytes, self._piece_bytes):
+        if not self._reserved.shrink_if_wanted(length_bytes, self._piece_bytes):
             with self._lock:
                 self._room_bytes += length_bytes
 

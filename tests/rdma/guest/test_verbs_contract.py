@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from objectcache_fabrics.leased_memory import RemoteTargetMemory
-from objectcache_runtime.buffers import MemoryGrant
+from objectcache_runtime.buffers import ReservedMemory
 from objectcache_schemas.descriptor import DeliveryMode, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages.sessions import DeliveryFailure
@@ -52,7 +52,7 @@ class VerbsHarness(Harness):
             registry.lease("alice", asked, contract.PAYLOAD),
             TAG,
             staging,
-            MemoryGrant(staging, staging.grant(4 * staging.buffer_bytes)),
+            ReservedMemory(staging, staging.reserve(4 * staging.buffer_bytes)),
             wake,
             self._fail,
             0,
