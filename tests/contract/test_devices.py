@@ -457,6 +457,30 @@ def test_a_load_that_is_closed_early_writes_nothing_more(
         lane.close()
 
 
+def test_a_load_that_is_closed_waits_for_what_is_on_its_way() -> None:
+    """Over a slow link, whose copies read the memory late: what whoever has it next writes there is
+    in no block.
+    """
+    device = EmulatedDevice(rate_bytes_per_s=2e6)
+    base = device.allocate(ALL_BYTES)
+    with copier_of(device, task_bytes=PART) as copier:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        before = arriving.slices().copy()
+        arriving.progress.advance(LAYERS)
+        load = copier.load(arriving.delivery, arriving.places)
+        lane = device.lane(MIB, 8)
+        load.wait(0, lane.stream, TIMEOUT_S)
+        load.close()
+        arriving.payload[:] ^= 0xFF
+        with copier.load(*_arrived(copier, base)) as after:
+            after.finish()
+        lane.close()
+    there = blocks_on(device, ORDERS[0], base)[:, :CHUNKS]
+    is_there = (there == before).all(axis=-1)
+    assert is_there[0].all()
+    assert not there[~is_there].any()
+
+
 def _arrived(copier: Copier, base: int) -> tuple[Delivery, Callable[[int, Bytes], Pieces]]:
     """One into the last block, behind which nothing of an earlier load can be."""
     arriving = Arriving(copier, ORDERS[0], base, [BLOCKS - 1])

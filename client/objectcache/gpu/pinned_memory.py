@@ -25,7 +25,7 @@ class PinnedMemory:
         self._device = device
         self._lengths: dict[int, int] = {}
         self._note_spans()
-        self._finalizers: list[weakref.finalize[..., MemoryFile]] = []
+        self._ends: dict[int, weakref.finalize[..., MemoryFile]] = {}
         self._lock = threading.Lock()
 
     def pin(self, file: MemoryFile) -> None:
@@ -37,8 +37,10 @@ class PinnedMemory:
             self._device.pin(address, file.length_bytes)
             self._lengths[address] = file.length_bytes
             self._note_spans()
-            # A finalizer runs before the file lets go of its mapping.
-            self._finalizers.append(weakref.finalize(file, self._unpin, address))
+            # A finalizer runs before the file lets go of its mapping. At the end of the process the
+            # driver may be gone before it, and lets go of everything itself.
+            self._ends[address] = weakref.finalize(file, self._unpin, address)
+            self._ends[address].atexit = False
 
     def region(self, length_bytes: int) -> SharedRegion:
         """New memory for a `TargetPool`, pinned. Raises `Unavailable`."""
@@ -60,17 +62,17 @@ class PinnedMemory:
 
     def _unpin(self, address: int) -> None:
         with self._lock:
-            if self._lengths.pop(address, None) is not None:
-                self._note_spans()
-                self._device.unpin(address)
+            del self._lengths[address], self._ends[address]
+            self._note_spans()
+            self._device.unpin(address)
 
     def _note_spans(self) -> None:
         self._spans = np.array(sorted(self._lengths.items()), np.uint64).reshape(-1, 2)
 
     def close(self) -> None:
         """Unpin everything; nothing is copied any more."""
-        for finalizer in self._finalizers:
-            finalizer()
+        for end in list(self._ends.values()):
+            end()
 
     def __repr__(self) -> str:
         return f"<PinnedMemory {len(self._lengths)} regions, {sum(self._lengths.values())} bytes>"
