@@ -19,6 +19,7 @@ from objectcache_schemas.errors import (
     NotFound,
     ObjectCacheError,
     PreconditionFailed,
+    Unavailable,
     Unsupported,
 )
 from objectcache_schemas.limits import MIB
@@ -32,6 +33,7 @@ from objectcache_schemas.records import (
 from objectcache_storage_server.engines.base import (
     COPY_BYTES,
     Engine,
+    OpenObjects,
     PrefixShape,
     Read,
     StagedPut,
@@ -86,6 +88,7 @@ ENGINES |= {
 }
 IMMUTABLE = Condition(immutable=True)
 ABSENT = Condition(absent=True)
+DEADLINE_S = 20.0
 
 
 @pytest.fixture(params=ENGINES)
@@ -261,6 +264,53 @@ def test_objects_are_pinned_and_counted_or_the_engine_says_that_it_evicts_nothin
     assert engine.pin(BUCKET.name, ["a", "missing", "b"], True) == 2
     assert engine.pin(BUCKET.name, ["b"], False) == 1
     assert read(engine, "a") == b"1"
+
+
+# --- reads begun and finished apart ---
+
+
+def test_reads_that_are_begun_land_as_others_do_and_say_when(engine: Engine) -> None:
+    objects = {f"{number}": content(number, 200_000) for number in range(8)}
+    put_batch(engine, objects)
+    with engine.open_many(BUCKET.name, list(objects)) as opened:
+        landings = [bytearray(150_000) for _ in objects]
+        begun = [
+            opened.begin_reads(reads_of(opened, index, 33_333, 150_000), memoryview(landing))
+            for index, landing in enumerate(landings)
+        ]
+        landed = [threading.Event() for _ in begun]
+        for reads, event in zip(begun, landed, strict=True):
+            reads.when_landed(event.set)
+        for reads, event in zip(reversed(begun), reversed(landed), strict=True):
+            reads.finish()
+            assert event.wait(DEADLINE_S)
+    wanted = [data[33_333:183_333] for data in objects.values()]
+    assert [bytes(landing) for landing in landings] == wanted
+
+
+def test_reads_that_are_cancelled_end_one_way_or_the_other(engine: Engine) -> None:
+    data = content("cancelled", 200_000)
+    put(engine, "key", data)
+    landing = bytearray(len(data))
+    with engine.open_many(BUCKET.name, ["key"]) as opened:
+        reads = opened.begin_reads(reads_of(opened, 0, 0, len(data)), memoryview(landing))
+        reads.cancel()
+        try:
+            reads.finish()
+        except Unavailable:
+            return
+    assert landing == data
+
+
+def reads_of(opened: OpenObjects, index: int, offset_bytes: int, length_bytes: int) -> list[Read]:
+    """What reads a range of an object into the begin of a buffer."""
+    place = opened.placements()[index]
+    reads: list[Read] = []
+    landing_bytes = 0
+    for start_bytes, run_bytes in place.runs(offset_bytes, length_bytes):
+        reads.append(Read(place.source, start_bytes, run_bytes, landing_bytes))
+        landing_bytes += run_bytes
+    return reads
 
 
 # --- the engine itself ---
