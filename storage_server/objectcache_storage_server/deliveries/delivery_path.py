@@ -6,11 +6,46 @@ is the threshold rule, and `path_taken` names the path once the mode is known.
 
 from __future__ import annotations
 
-from objectcache_schemas.delivery_paths import DeliveryPath, cannot_take, parse_path
-from objectcache_schemas.descriptor import DeliveryMode
+from dataclasses import dataclass
 
+from objectcache_schemas.delivery_paths import DeliveryPath, cannot_take, parse_path
+from objectcache_schemas.descriptor import DeliveryMode, Descriptor
+from objectcache_storage_server.transports.fabrics import check_transport
+from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
+
+TCP = "tcp"
 _OF_ONE_OBJECT = (DeliveryPath.BUFFER, DeliveryPath.DIRECT)
 _MODES = {DeliveryPath.BATCH: DeliveryMode.CHUNKWISE, DeliveryPath.AGG: DeliveryMode.LAYERWISE}
+
+
+@dataclass(frozen=True, slots=True)
+class AskedGet:
+    """A get as it was asked for: what of its delivery is known before its chunks are."""
+
+    path: str  # that it forces, or empty
+    mode: DeliveryMode  # that it asks for; AUTO is left to the threshold rule
+    transport: str
+    is_body: bool  # it leaves over the gateway's connection
+    is_staged: bool  # it goes by way of staging memory: over a fabric, into a target
+
+    @classmethod
+    def of(cls, path: str, descriptor: Descriptor) -> AskedGet:
+        """Raises as `forced_mode`, and `Unsupported` for a transport that there is none of."""
+        target = descriptor.rdma_target
+        if target is not None:
+            check_transport(target.transport)
+        chunk_count = len(descriptor.chunk_keys)
+        return cls(
+            path,
+            forced_mode(path, descriptor.delivery, chunk_count, target is not None),
+            TCP if target is None else target.transport,
+            is_body(path, target is not None),
+            target is not None and target.transport != SharedMemoryTransport.name,
+        )
+
+    def taken(self, mode: DeliveryMode, chunk_count: int) -> str:
+        """The name of the path that it takes, its mode being chosen."""
+        return path_taken(self.path, mode, chunk_count, self.transport != TCP).value
 
 
 def forced_mode(

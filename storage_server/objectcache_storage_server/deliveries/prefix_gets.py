@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 
 from objectcache_runtime.buffers import ReservedMemory
-from objectcache_schemas.descriptor import DeliveryMode, Descriptor
+from objectcache_schemas.descriptor import Descriptor
 from objectcache_schemas.messages.kv import KvGet
 from objectcache_storage_server.admission.gates import BodyMemory
 from objectcache_storage_server.conversations.conversation import Asker, Conversation
 from objectcache_storage_server.deliveries.body_gets import serve_body, start_body
-from objectcache_storage_server.deliveries.delivery_path import (
-    choose_mode,
-    forced_mode,
-    is_body,
-    path_taken,
-)
+from objectcache_storage_server.deliveries.delivery_path import AskedGet, choose_mode
 from objectcache_storage_server.deliveries.delivery_records import new_recorder, recorded
 from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.open_prefix import open_prefix
@@ -24,14 +19,12 @@ from objectcache_storage_server.deliveries.plan import (
     plan_chunks,
     target_fragment_bytes,
 )
-from objectcache_storage_server.deliveries.running_delivery import TCP, DeliveryTerms
+from objectcache_storage_server.deliveries.running_delivery import DeliveryTerms
 from objectcache_storage_server.deliveries.target_gets import serve_target, start_target
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.windows.find_windows import Window
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
-from objectcache_storage_server.transports.fabrics import check_transport
-from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 
 
 async def serve_kv_get(means: GetMeans, talk: Conversation, request: KvGet) -> None:
@@ -42,12 +35,7 @@ async def serve_kv_get(means: GetMeans, talk: Conversation, request: KvGet) -> N
 
 async def serve_get(means: GetMeans, asker: Asker, request: KvGet, descriptor: Descriptor) -> None:
     """A get, whoever brought it; what goes into a body is asked for in a `Conversation`."""
-    target = descriptor.rdma_target
-    if target is not None:
-        check_transport(target.transport)
-    mode = forced_mode(
-        request.path, descriptor.delivery, len(descriptor.chunk_keys), target is not None
-    )
+    asked = AskedGet.of(request.path, descriptor)
     recorder = new_recorder(means, request)
     with recorded(means, recorder):
         async with means.gates.get(
@@ -58,12 +46,12 @@ async def serve_get(means: GetMeans, asker: Asker, request: KvGet, descriptor: D
             )
             memory: BodyMemory | ReservedMemory | None
             try:
-                plan, terms = _plan(means, opened, descriptor, mode, request, recorder, window)
-                if is_body(request.path, target is not None):
+                plan, terms = _plan(means, opened, descriptor, asked, request, recorder, window)
+                if asked.is_body:
                     memory = await admitted.body_memory(plan.payload_bytes, plan.fragment_bytes)
                 else:
                     memory = await admitted.target_memory(
-                        plan.payload_bytes, is_staged=_is_staged(descriptor)
+                        plan.payload_bytes, is_staged=asked.is_staged
                     )
             except BaseException:
                 opened.close()
@@ -77,17 +65,11 @@ async def serve_get(means: GetMeans, asker: Asker, request: KvGet, descriptor: D
                 await serve_target(means, asker, running)
 
 
-def _is_staged(descriptor: Descriptor) -> bool:
-    """Whether the payload goes by way of staging memory: over a fabric."""
-    target = descriptor.rdma_target
-    return target is not None and target.transport != SharedMemoryTransport.name
-
-
 def _plan(
     means: GetMeans,
     opened: OpenObjects,
     descriptor: Descriptor,
-    asked_mode: DeliveryMode,
+    asked: AskedGet,
     request: KvGet,
     recorder: DeliveryRecorder,
     window: Window,
@@ -95,15 +77,14 @@ def _plan(
     """What will be delivered, and on which terms."""
     chunk_count = len(opened.infos)
     mode = choose_mode(
-        asked_mode, descriptor.payload_bytes(chunk_count), means.schedule.layerwise_threshold_bytes
+        asked.mode, descriptor.payload_bytes(chunk_count), means.schedule.layerwise_threshold_bytes
     )
     layer_bytes = chunk_count * descriptor.per_layer_chunk_bytes
     layer_count = descriptor.end_layer - descriptor.first_layer
-    has_target = descriptor.rdma_target is not None
     fragment_bytes = means.settings.storage.fragment_bytes
-    if not is_body(request.path, has_target):
+    if not asked.is_body:
         fragment_bytes_max = means.settings.storage.target_fragment_bytes_max
-        if _is_staged(descriptor):
+        if asked.is_staged:
             fragment_bytes_max = means.staging.buffer_bytes
         fragment_bytes = target_fragment_bytes(
             layer_bytes, means.schedule.reader_threads, fragment_bytes, fragment_bytes_max
@@ -118,8 +99,8 @@ def _plan(
         Demand(layer_bytes, window.compute_window_s, layer_count, tenant=request.identity),
         means.schedule.policy,
         window,
-        path_taken(request.path, mode, chunk_count, has_target).value,
-        descriptor.rdma_target.transport if descriptor.rdma_target else TCP,
+        asked.taken(mode, chunk_count),
+        asked.transport,
         mode,
         chunk_count,
         rate_max,

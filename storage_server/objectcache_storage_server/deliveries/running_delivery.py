@@ -19,7 +19,7 @@ from objectcache_storage_server.admission.entrance import stopping
 from objectcache_storage_server.admission.gates import BodyMemory
 from objectcache_storage_server.conversations.conversation import Asker
 from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
-from objectcache_storage_server.deliveries.delivery_path import is_body
+from objectcache_storage_server.deliveries.delivery_path import TCP, is_body
 from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.plan import Plan
 from objectcache_storage_server.engines.base import OpenObjects
@@ -28,8 +28,6 @@ from objectcache_storage_server.scheduling.windows.find_windows import NO_WINDOW
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 from objectcache_storage_server.transports.base import Transport
 from objectcache_storage_server.transports.body import BodyTransport
-
-TCP = "tcp"
 
 
 @dataclass(frozen=True, slots=True)

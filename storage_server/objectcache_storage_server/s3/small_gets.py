@@ -13,9 +13,9 @@ from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.messages.reads import ObjectOpened, OpenObject
+from objectcache_storage_server.deliveries.delivery_path import TCP
 from objectcache_storage_server.deliveries.delivery_records import recorded
 from objectcache_storage_server.deliveries.get_means import GetMeans
-from objectcache_storage_server.deliveries.running_delivery import TCP
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
 BODY_BYTES_MAX = 64 * KIB  # whatever a gateway asks for; more is sent from a buffer of the pool
