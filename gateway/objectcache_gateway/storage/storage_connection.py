@@ -1,14 +1,12 @@
 """Connections to the storage server, one request at a time on each.
 
-Raw sockets rather than asyncio's streams: bodies are received into the caller's memory, and a
-client's socket can be passed beside a message.
+Bodies are received into the caller's memory, and a client's socket can be passed beside a message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -21,6 +19,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from objectcache_gateway.storage.storage_address import StorageAddress, UnixAddress
+from objectcache_runtime.networking.stream_socket import ConnectionEnded, Piece, StreamSocket
 from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_schemas.conversations import StorageReply
 from objectcache_schemas.errors import (
@@ -37,17 +36,13 @@ from objectcache_schemas.messages.frames import (
     MESSAGE_BYTES_MAX,
     FrameError,
     encode_frame,
-    frame_length,
 )
 from objectcache_schemas.messages.handshake import Hello, Welcome
 from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message, is_repeatable
 from objectcache_schemas.messages.reads import SendBody
 
 R = TypeVar("R", bound=Message)
-Piece = bytes | bytearray | memoryview
 
-RECEIVE_BYTES = 64 << 10  # read at once when a message is due; most are far smaller
-PIECES_MAX = 512  # of one call to sendmsg; the system's own limit is 1,024
 CONNECT_TIMEOUT_S = 5.0
 RECONNECT_WAIT_S = 5.0  # above what a restart takes, below what clients wait for an answer
 RECONNECT_PAUSE_S = 0.05
@@ -99,13 +94,10 @@ class StorageConnection:
         self, connected: socket.socket, timeout_s: float, *, passes_descriptors: bool = True
     ) -> None:
         self.passes_descriptors = passes_descriptors  # beside a message, to this host's server
-        self._socket = connected
+        self._stream = StreamSocket(connected, passes_descriptors=passes_descriptors)
+        self._stream.reads_ahead = self._stream.waits_first = True
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
-        self._received = bytearray()
-        self._reader: asyncio.Future[None] | None = None  # of whoever waits for something to read
-        self._is_watched = False
-        self._is_overdue = False  # what is being received
         self.idle = True
 
     @classmethod
@@ -116,7 +108,7 @@ class StorageConnection:
         `Unreachable` where nobody answers, `Unavailable` with the server's own reason where it
         refused.
         """
-        connected: socket.socket | None = None
+        connection: StorageConnection | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connected = await address.connect()
@@ -125,8 +117,8 @@ class StorageConnection:
                 hello = Hello(v=PROTOCOL_VERSION, limits_fingerprint=limits.fingerprint())
                 await connection.ask(hello, Welcome)
         except BaseException as error:
-            if connected is not None:
-                connected.close()
+            if connection is not None:
+                connection.close()
             failure = _connecting_failed(error)
             if failure is None:
                 raise
@@ -156,35 +148,32 @@ class StorageConnection:
         """Send a message and return the reply, with the file descriptor beside it if one came. The
         caller closes it.
         """
-        await self.send(message)
-        descriptor = await self._receive_descriptor()
-        try:
-            return await self.receive(reply_type), descriptor
-        except BaseException:
-            if descriptor is not None:
-                os.close(descriptor)
-            raise
+        reply = await self.ask(message, reply_type)
+        return reply, self._stream.take_descriptor()
 
     async def send(self, message: Message, *, descriptor: int | None = None) -> None:
         """Send a message."""
         self.idle = False
-        frame = encode_frame(message)
         if descriptor is None:
-            await self._send_all([frame])
-        else:
-            await self._send_with_descriptor(frame, descriptor)
+            await self._send_all([encode_frame(message)])
+            return
+        try:
+            await self._stream.send_frame_with(message, descriptor)
+        except (ConnectionEnded, OSError) as error:
+            raise self._lost(unheard=True) from error
 
     async def receive(self, reply_type: type[R], *, timeout_s: float | None = None) -> R:
         """The reply; raises the error that the storage server answered with."""
         # Every request waits here twice, and asyncio.timeout costs several times a timer.
-        timer = self._loop.call_later(timeout_s or self._timeout_s, self._overdue)
+        silent_s = timeout_s or self._timeout_s
+        timer = self._loop.call_later(silent_s, self._stream.expire, _Silence())
         try:
             reply = await self._receive_reply()
         except _Silence as error:
             raise Unavailable("the storage server does not answer") from error
         finally:
             timer.cancel()
-            self._is_overdue = False
+            self._stream.expire(None)
         if isinstance(reply, WireError):
             self.idle = True
             raise ObjectCacheError.from_wire(reply)
@@ -224,9 +213,13 @@ class StorageConnection:
     async def receive_frame(self) -> bytes:
         """A message as it comes, however long that takes."""
         try:
-            return await self._take_frame(unheard=False)
+            frame = bytearray(await self._stream.receive_length(MESSAGE_BYTES_MAX))
+            await self._stream.receive_into(memoryview(frame))
         except FrameError as error:
             raise ObjectCacheError(f"the storage server sent no message: {error}") from error
+        except (ConnectionEnded, OSError) as error:
+            raise self._lost(unheard=False) from error
+        return bytes(frame)
 
     async def _send_frame(self, pieces: list[Piece]) -> None:
         length_bytes = sum(map(len, pieces))
@@ -269,164 +262,34 @@ class StorageConnection:
             yield buffer[:count]
 
     async def _receive_some(self, buffer: memoryview) -> int:
-        if self._received:
-            count = min(len(buffer), len(self._received))
-            buffer[:count] = self._received[:count]
-            del self._received[:count]
-            return count
         try:
             async with asyncio.timeout(self._timeout_s):
-                count = await self._receive_into(buffer)
+                return await self._stream.receive_some(buffer)
         except TimeoutError as error:
             raise Unavailable("the storage server sends no more") from error
-        except OSError as error:
+        except (ConnectionEnded, OSError) as error:
             raise self._lost(unheard=False) from error
-        if count == 0:
-            raise self._lost(unheard=False)
-        return count
-
-    async def _receive_into(self, buffer: memoryview) -> int:
-        while True:
-            try:
-                return self._socket.recv_into(buffer)
-            except BlockingIOError:
-                await self._readable()
 
     # --- the socket ---
 
     async def _receive_reply(self) -> StorageReply:
+        before_bytes = self._stream.received_bytes
         try:
-            return _REPLY.decode(await self._take_frame(unheard=True))
-        except (FrameError, msgspec.MsgspecError) as error:
+            return await self._stream.receive_frame(_REPLY)
+        except FrameError as error:
             raise ObjectCacheError(f"the storage server sent no message: {error}") from error
-
-    async def _receive_descriptor(self) -> int | None:
-        """The descriptor beside the first bytes that arrive, which are kept for `receive`."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while not (received := self._receive_now()):
-                    await self._readable()
-        except TimeoutError as error:
-            raise Unavailable("the storage server does not answer") from error
-        except OSError as error:
-            raise self._lost(unheard=True) from error
-        data, descriptors = received
-        if not data:
-            raise self._lost(unheard=True)
-        self._received += data
-        return descriptors[0] if descriptors else None
-
-    def _receive_now(self) -> tuple[bytes, list[int]] | None:
-        """What has arrived, with at most one descriptor; None where nothing has."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self._socket, RECEIVE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
-            )
-        except BlockingIOError:
-            return None
-        return data, descriptors
-
-    async def _receive_piece(self) -> bytes:
-        """What arrives next. It is a reply more often than not, and so is not there yet."""
-        while True:
-            await self._readable()
-            try:
-                return self._socket.recv(RECEIVE_BYTES)
-            except BlockingIOError:
-                continue
-
-    async def _readable(self) -> None:
-        """Wait until something arrived, or the server has closed.
-
-        The loop watches the socket from one wait to the next, which spares two calls of the system
-        a request.
-        """
-        if self._is_overdue:
-            raise _Silence
-        reader = self._reader = self._loop.create_future()
-        if not self._is_watched:
-            self._loop.add_reader(self._socket, self._on_readable)
-            self._is_watched = True
-        try:
-            await reader
-        finally:
-            if self._reader is reader:
-                self._reader = None
-
-    def _overdue(self) -> None:
-        self._is_overdue = True
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_exception(_Silence())
-
-    def _on_readable(self) -> None:
-        if self._reader is None:
-            self._unwatch()  # nobody takes it, and the loop would call again and again
-        elif not self._reader.done():
-            self._reader.set_result(None)
-
-    def _unwatch(self) -> None:
-        if self._is_watched:
-            self._is_watched = False
-            self._loop.remove_reader(self._socket)
-
-    async def _take_frame(self, *, unheard: bool) -> bytes:
-        """The next message. `unheard` tells whether its loss may be the request's own."""
-        received = self._received
-        while len(received) < LENGTH.size:
-            await self._receive_more(unheard)
-        end = LENGTH.size + frame_length(received[: LENGTH.size], MESSAGE_BYTES_MAX)
-        while len(received) < end:
-            await self._receive_more(unheard)
-        frame = bytes(received[LENGTH.size : end])
-        del received[:end]
-        return frame
-
-    async def _receive_more(self, unheard: bool) -> None:
-        try:
-            data = await self._receive_piece()
-        except OSError as error:
-            raise self._lost(unheard=unheard and not self._received) from error
-        if not data:
-            raise self._lost(unheard=unheard and not self._received)
-        self._received += data
+        except (ConnectionEnded, OSError) as error:
+            raise self._lost(unheard=self._stream.received_bytes == before_bytes) from error
 
     async def _send_all(self, pieces: list[Piece]) -> None:
         try:
-            for start in range(0, len(pieces), PIECES_MAX):
-                await self._send_pieces(pieces[start : start + PIECES_MAX])
-        except OSError as error:
-            raise self._lost(unheard=True) from error
-
-    async def _send_pieces(self, pieces: list[Piece]) -> None:
-        try:
-            sent_bytes = self._socket.sendmsg(pieces)
-        except BlockingIOError:
-            sent_bytes = 0
-        for piece in pieces:
-            if sent_bytes < len(piece):
-                await self._loop.sock_sendall(self._socket, memoryview(piece)[sent_bytes:])
-            sent_bytes = max(0, sent_bytes - len(piece))
-
-    async def _send_with_descriptor(self, frame: bytes, descriptor: int) -> None:
-        """Send a frame whose first byte carries a descriptor.
-
-        The frame is a few dozen bytes into a socket that holds nothing else, so it does not block.
-        """
-        try:
-            sent_bytes = socket.send_fds(self._socket, [frame], [descriptor])
-            await self._loop.sock_sendall(self._socket, memoryview(frame)[sent_bytes:])
-        except OSError as error:
+            await self._stream.send_pieces(pieces)
+        except (ConnectionEnded, OSError) as error:
             raise self._lost(unheard=True) from error
 
     def is_stale(self) -> bool:
         """Whether an idle connection has ended or holds something that nobody asked for."""
-        try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return bool(self._received)
-        except OSError:
-            return True
-        return True
+        return not self._stream.is_quiet()
 
     def _lost(self, *, unheard: bool) -> ConnectionLost:
         self.idle = False
@@ -435,11 +298,10 @@ class StorageConnection:
     def close(self) -> None:
         """Close; whatever the storage server still does for the conversation, it cancels."""
         self.idle = False
-        self._unwatch()
-        self._socket.close()
+        self._stream.close()
 
     def __repr__(self) -> str:
-        return f"<StorageConnection {self._socket.fileno()} {'idle' if self.idle else 'busy'}>"
+        return f"<StorageConnection {self._stream} {'idle' if self.idle else 'busy'}>"
 
 
 def _connecting_failed(error: BaseException) -> Unavailable | None:

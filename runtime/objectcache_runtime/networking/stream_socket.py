@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -29,8 +29,10 @@ from objectcache_schemas.messages.frames import (
 )
 
 T = TypeVar("T")
+Piece = bytes | bytearray | memoryview
 
 RECEIVE_BYTES = 16 << 10  # above nearly all messages; what is larger is hardly copied twice
+PIECES_MAX = 512  # of one call to sendmsg; the system's own limit is 1,024
 
 _INT = struct.Struct("@i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
@@ -46,11 +48,13 @@ class StreamSocket:
     With `reads_ahead` what arrives is taken in pieces of up to RECEIVE_BYTES, so that a small frame
     costs one call of the system; larger ones go straight to the caller's memory. It is for peers
     that wait for an answer after every descriptor: of several frames that were taken together,
-    nobody could tell whose a descriptor is. The loop watches the socket from one wait to the next,
-    which spares two calls a request.
+    nobody could tell whose a descriptor is. With `waits_first` nothing is looked for before the
+    loop says that it came: an answer is seldom there when it is first asked for. The loop watches
+    the socket from one wait to the next, which spares two calls a request.
     """
 
     reads_ahead = False
+    waits_first = False
 
     def __init__(self, connected: socket.socket, *, passes_descriptors: bool = True) -> None:
         connected.setblocking(False)
@@ -61,6 +65,8 @@ class StreamSocket:
         self._received = memoryview(b"")  # what was taken and nobody has asked for yet
         self._reader: asyncio.Future[None] | None = None  # of whoever waits for something to read
         self.is_watched = False  # by the loop, for what arrives
+        self.received_bytes = 0  # of all that came
+        self._expired: Exception | None = None
 
     async def _ready(self, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
         future = self._loop.create_future()
@@ -75,6 +81,8 @@ class StreamSocket:
 
     async def readable(self) -> None:
         """Wait until something arrived, or the peer has closed."""
+        if self._expired is not None:
+            raise self._expired
         descriptor = self._socket.fileno()
         if descriptor < 0:
             raise ConnectionEnded
@@ -87,6 +95,14 @@ class StreamSocket:
         finally:
             if self._reader is reader:
                 self._reader = None
+
+    def expire(self, error: Exception | None) -> None:
+        """Have whoever waits for something to read get this error, and those who will; None ends
+        that.
+        """
+        self._expired = error
+        if error is not None and self._reader is not None and not self._reader.done():
+            self._reader.set_exception(error)
 
     def _on_readable(self) -> None:
         if self._reader is None:
@@ -106,18 +122,24 @@ class StreamSocket:
     async def receive_into(self, view: memoryview) -> None:
         """Fill `view`. Raises `ConnectionEnded` if the peer closes before."""
         while view:
-            if self._received:
-                count = min(len(view), len(self._received))
-                view[:count] = self._received[:count]
-                self._received = self._received[count:]
-            elif self.reads_ahead and len(view) < RECEIVE_BYTES:
-                await self._take_piece()
-                continue
-            else:
-                count = await self._receive_straight(view)
-            view = view[count:]
+            view = view[await self.receive_some(view) :]
+
+    async def receive_some(self, view: memoryview) -> int:
+        """Fill the beginning of `view` with what comes next; how many bytes. Raises
+        `ConnectionEnded`.
+        """
+        if not self._received:
+            if not self.reads_ahead or len(view) >= RECEIVE_BYTES:
+                return await self._receive_straight(view)
+            await self._take_piece()
+        count = min(len(view), len(self._received))
+        view[:count] = self._received[:count]
+        self._received = self._received[count:]
+        return count
 
     async def _take_piece(self) -> None:
+        if self.waits_first:
+            await self.readable()
         while True:
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(RECEIVE_BYTES, _ANCILLARY_BYTES)
@@ -130,6 +152,7 @@ class StreamSocket:
         if not data:
             raise ConnectionEnded
         self._received = memoryview(data)
+        self.received_bytes += len(data)
 
     async def _receive_straight(self, view: memoryview) -> int:
         while True:
@@ -143,6 +166,7 @@ class StreamSocket:
         self._keep_descriptors(ancillary)
         if not count:
             raise ConnectionEnded
+        self.received_bytes += count
         return count
 
     def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
@@ -162,8 +186,12 @@ class StreamSocket:
         self, decoder: msgspec.msgpack.Decoder[T], bytes_max: int = MESSAGE_BYTES_MAX
     ) -> T:
         """One message. Raises `ConnectionEnded`, or `FrameError` if it is none."""
-        data = bytearray(await self.receive_length(bytes_max))
-        await self.receive_into(memoryview(data))
+        if self.reads_ahead and not self._received:
+            await self._take_piece()
+        data: memoryview | bytearray | None = self._taken_frame(bytes_max)
+        if data is None:
+            data = bytearray(await self.receive_length(bytes_max))
+            await self.receive_into(memoryview(data))
         try:
             return decoder.decode(data)
         except (
@@ -173,6 +201,17 @@ class StreamSocket:
             ObjectCacheError,  # a record in it that checks itself
         ) as error:
             raise FrameError(str(error)) from error
+
+    def _taken_frame(self, bytes_max: int) -> memoryview | None:
+        """The next frame where all of it was taken already, as nearly all are."""
+        taken = self._received
+        if len(taken) < LENGTH.size:
+            return None
+        end = LENGTH.size + frame_length(taken[: LENGTH.size], bytes_max)
+        if len(taken) < end:
+            return None
+        self._received = taken[end:]
+        return taken[LENGTH.size : end]
 
     async def receive_length(self, bytes_max: int = DATA_FRAME_BYTES_MAX) -> int:
         """The length of the next frame, which the caller then receives."""
@@ -203,6 +242,19 @@ class StreamSocket:
                 await self.writable()
         await self.send_all(frame[sent_bytes:])
 
+    async def send_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Send all of them, in few calls of the system. Raises `OSError`."""
+        for start in range(0, len(pieces), PIECES_MAX):
+            some = pieces[start : start + PIECES_MAX]
+            try:
+                sent_bytes = self._socket.sendmsg(some)
+            except BlockingIOError:
+                sent_bytes = 0
+            for piece in some:
+                if sent_bytes < len(piece):
+                    await self.send_all(memoryview(piece)[sent_bytes:])
+                sent_bytes = max(0, sent_bytes - len(piece))
+
     async def send_all(self, view: memoryview, sent: Callable[[int], object] | None = None) -> None:
         """Send all of `view`; `sent` is told of each part that left. Raises `OSError`."""
         while view:
@@ -232,15 +284,20 @@ class StreamSocket:
 
     async def closed_by_peer(self) -> None:
         """Return when the peer has closed, or sent something out of turn."""
-        while not self._received:
+        if not self._received:
             await self.readable()
-            try:
-                self._socket.recv(1, socket.MSG_PEEK)
-            except BlockingIOError:
-                continue
-            except OSError:
-                return
-            return
+            while self.is_quiet():
+                await self.readable()
+
+    def is_quiet(self) -> bool:
+        """Whether the peer has neither closed nor sent what nobody has received."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return not self._received
+        except OSError:
+            return False
+        return False
 
     def close(self) -> None:
         """Close the socket and any descriptor that nobody took."""
