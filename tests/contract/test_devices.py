@@ -191,7 +191,6 @@ def test_a_stream_that_holds_for_a_mark_sees_what_came_before_it(device: Device)
 
 
 def test_a_gate_holds_a_stream_until_it_is_raised_far_enough(device: Device) -> None:
-    assert device.has_gates
     with copier_of(device) as copier:
         memory = Memory(copier, MIB, MIB)
         lanes = [device.lane(MIB, 8), device.lane(MIB, 8)]

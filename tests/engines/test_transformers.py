@@ -19,14 +19,22 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LlavaConfi
 from examples import transformers_prefix_reuse
 from objectcache.client import Client
 from objectcache.connectors.transformers.layer_timings import LayerTimings
-from objectcache.connectors.transformers.layerwise_cache import LayerwiseCache, chunks_of, layout_of
+from objectcache.connectors.transformers.layerwise_cache import (
+    LayerwiseCache,
+    _DeviceLoads,
+    chunks_of,
+    layout_of,
+)
 from objectcache.errors import DeliveryFailed, InvalidRequest, Unsupported
 from objectcache.gpu.copier import Copier
 from objectcache.gpu.cuda_device import CudaDevice
 from objectcache.gpu.device import Way
+from objectcache.gpu.emulated_device import EmulatedDevice
 from objectcache.gpu.line import LineSettings
+from objectcache.gpu.pieces import Pieces
 from objectcache.kv_bucket import KvBucket
 from tests.engines.delivery_traces import NewTraces
+from tests.integration.served import wait_until
 from tests.servers import RunningServer, start_server
 
 CHUNK_TOKENS = 16
@@ -152,6 +160,27 @@ def test_a_delivery_that_fails_while_it_is_copied_raises_out_of_the_model(
             with pytest.raises(DeliveryFailed):
                 stored.run(stored.suffix, cache)
         hook.remove()
+
+
+def test_a_cache_that_is_dropped_halfway_lets_its_layers_go_when_nothing_writes_to_them(
+    server: RunningServer,
+) -> None:
+    """As a model that raises does. On an emulated device."""
+    with (
+        client_of(server) as client,
+        Copier(EmulatedDevice(), loads=LineSettings(Way.EACH)) as copier,
+    ):
+        stored = Stored(client, torch.bfloat16, "t-dropped")
+        with stored.bucket.fetch(stored.keys) as delivery:
+            loads = _DeviceLoads(delivery, copier)
+            load = copier.load(delivery, lambda layer, slices: Pieces.of([]))
+            payloads = {0: torch.zeros(1)}
+            loads._load, loads._payloads = load, payloads
+            load.finish()
+            del loads
+            wait_until(lambda: not payloads, "the layers to go")
+            with pytest.raises(InvalidRequest, match="closed"):
+                load.hold(0, 0)
 
 
 def test_reuse_agrees_with_computing_everything(server: RunningServer) -> None:

@@ -6,7 +6,6 @@ import ctypes
 import threading
 from collections import deque
 from ctypes import byref, c_uint32, c_void_p
-from typing import ClassVar
 
 import numpy as np
 
@@ -34,9 +33,6 @@ _SOURCE_ORDERS = {
 
 class CudaDevice(Device):
     """One GPU. Its streams are CUDA's of any engine in this process."""
-
-    kind: ClassVar[str] = "cuda"
-    has_gates = True
 
     def __init__(self, number: int = 0) -> None:
         """Raises `Unavailable` where there is no such device, and no CUDA."""

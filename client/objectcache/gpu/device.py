@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from objectcache.gpu.pieces import Pieces
 
@@ -98,8 +97,6 @@ class Device(ABC):
     """Memory that host memory is copied into and out of. Thread-safe."""
 
     ways: frozenset[Way]  # that work here
-    has_gates: bool
-    kind: ClassVar[str]
 
     @abstractmethod
     def enter_thread(self) -> None:
@@ -132,7 +129,7 @@ class Device(ABC):
 
     @abstractmethod
     def gate(self) -> Gate:
-        """A gate at 0. Only where `has_gates`."""
+        """A gate at 0."""
 
     @abstractmethod
     def allocate(self, length_bytes: int) -> int:

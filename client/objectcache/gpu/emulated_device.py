@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import ClassVar
 
 import numpy as np
 
@@ -67,9 +66,6 @@ class _Stream:
 
 class EmulatedDevice(Device):
     """Memory of this process that plays a device's. `rate_bytes_per_s` is each direction's."""
-
-    kind: ClassVar[str] = "emulated"
-    has_gates = True
 
     def __init__(self, rate_bytes_per_s: float | None = None) -> None:
         self.ways = frozenset(Way)

@@ -53,7 +53,8 @@ class LayerLoad(Job):
         self._marks: list[Mark] = []  # one for each layer that is queued as a whole
         self._last_stream = 0  # of the last mark
         self._failure: Exception | None = None
-        self._gate: Gate | None = device.gate() if device.has_gates else None
+        # Kernels may stand behind a stream that holds for them: none is let hold.
+        self._gate: Gate | None = None if line.settings.way.takes_kernels else device.gate()
         self._queued = threading.Condition()
         self._closed = False
         delivery.progress.listen(line.wake)
@@ -84,10 +85,12 @@ class LayerLoad(Job):
         well. So few streams may hold at once, no other load may be asked for behind this one's
         stream, and copies by kernels are refused (`InvalidRequest`).
         """
-        way = self._line.settings.way
-        if self._gate is None or way.takes_kernels:
+        if self._closed:
+            raise InvalidRequest("the load is closed")
+        if self._gate is None:
+            way = self._line.settings.way.value
             raise InvalidRequest(
-                f"a stream cannot hold for copies by {way.value}: their kernels may stand behind it"
+                f"a stream cannot hold for copies by {way}: their kernels may stand behind it"
             )
         self._delivery.progress.check(layer)
         self._gate.hold(stream, layer - self._layers.start + 1)
@@ -119,9 +122,11 @@ class LayerLoad(Job):
             progress.fail_if_silent()
 
     def close(self) -> None:
-        """End the load. Afterwards nothing of it is read or written; streams that hold for a layer
-        that never came go on. Repeating has no effect. Raises `Unavailable` where the device has
-        failed, and nobody knows what it still does.
+        """End the load; not from the line's thread.
+
+        Afterwards nothing of it is read or written, and streams that hold for a layer that never
+        came go on. Repeating has no effect. Raises `Unavailable` where the device has failed, and
+        nobody knows what it still does.
         """
         if self._closed:
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -212,19 +213,18 @@ class _DeviceLoads:
         stream = _torch.cuda.current_stream(device).cuda_stream
         if self._load is None:
             self._load = self._begun(self._copier, device, stream)
-        try:
-            self._load.wait(layer, stream)
-        except BaseException:
-            self._load.close()
-            raise
+        self._load.wait(layer, stream)
         if layer == self._delivery.layers.stop - 1:
             self._load.close()  # the delivery's memory may be another's when the model has run
+            self._load = None
         return self._payloads.pop(layer)
 
     def __del__(self) -> None:
-        # A model that raised leaves layers behind: their memory goes when nothing writes to it.
+        # A model that raised leaves layers behind. Their memory goes when nothing writes to it any
+        # more; whoever collects this, which may be the copier's own thread, does not wait for it.
         if self._load is not None:
-            self._load.close()
+            left = (self._load, self._payloads)
+            Thread(target=_let_go, args=left, name="objectcache-let-go", daemon=True).start()
 
     def _begun(self, copier: Copier, device: Any, stream: int) -> LayerLoad:
         slice_bytes = self._delivery.slice_bytes
@@ -238,6 +238,11 @@ class _DeviceLoads:
         ids = range(shape[0])
         # The allocator gives memory that the stream may still use: copies come behind that.
         return copier.load(self._delivery, lambda layer, s: blocks[layer].pieces(ids, s), stream)
+
+
+def _let_go(load: LayerLoad, payloads: dict[int, Any]) -> None:
+    load.close()
+    payloads.clear()
 
 
 def _joined(chunks: Any, more: Any) -> Any:
