@@ -22,7 +22,7 @@ from objectcache_storage_server.deliveries.plan import plan_chunks
 from objectcache_storage_server.engines.base import Engine, PrefixShape, StagedPut
 from objectcache_storage_server.engines.blobs.blob_engine import BlobEngine
 from objectcache_storage_server.engines.catalog_engine import DamageCount
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.memory.memory_blobs import MemoryBlobStore
 from objectcache_storage_server.engines.memory.memory_catalog import MemoryCatalog
 from objectcache_storage_server.scheduling.demand import Demand

@@ -9,9 +9,9 @@ from pathlib import Path
 from objectcache_storage_server.engines.blobs.blob_engine import BlobEngine
 from objectcache_storage_server.engines.blobs.blob_store import BlobStore
 from objectcache_storage_server.engines.catalog_engine import DamageCount
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.files.folder_blobs import FolderBlobStore
 from objectcache_storage_server.engines.files.sqlite_catalog import SqliteCatalog
-from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.memory.memory_blobs import MemoryBlobStore
 from objectcache_storage_server.engines.memory.memory_catalog import MemoryCatalog
 from objectcache_storage_server.testing import DelayingBlobStore

@@ -16,8 +16,8 @@ from objectcache_storage_server.engines.blobs.blob_store import (
     OpenBlob,
     StoreTimeout,
 )
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.files.folder_blobs import FolderBlobStore
-from objectcache_storage_server.engines.flush_latch import FlushLatch
 from objectcache_storage_server.engines.memory.memory_blobs import MemoryBlobStore
 from objectcache_storage_server.testing import DelayingBlobStore, PassingBlobStore
 from tests.contract.engine_suite import content

@@ -20,7 +20,7 @@ import pytest
 from objectcache_schemas.errors import DamagedData, Unavailable
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, Durability
 from objectcache_storage_server.engines.base import Engine, StagedPut
-from objectcache_storage_server.engines.flush_latch import forget_cached
+from objectcache_storage_server.engines.disk.flush_latch import forget_cached
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.upkeep.upkeep_thread import Upkeep
 from tests.contract.engine_suite import BUCKET, content, read, staged_put

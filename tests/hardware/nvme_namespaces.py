@@ -9,7 +9,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from objectcache_storage_server.engines.local.direct.nvme_kernel import block_name, generic_name
+from objectcache_storage_server.engines.local.direct.nvme.nvme_kernel import (
+    block_name,
+    generic_name,
+)
 from objectcache_storage_server.engines.local.volumes.nvme_superblock import MARGIN_BYTES
 
 DEVICES = [name for name in os.environ.get("NVME_TEST_DEVICES", "").split(":") if name]

@@ -22,13 +22,13 @@ import pytest
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_storage_server.engines.local.direct.batches import address_of
-from objectcache_storage_server.engines.local.direct.nvme_commands import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_commands import (
     LbaRange,
     Opcode,
     flush_command,
     transfer_commands,
 )
-from objectcache_storage_server.engines.local.direct.nvme_kernel import KernelNvmeDevice
+from objectcache_storage_server.engines.local.direct.nvme.nvme_kernel import KernelNvmeDevice
 from objectcache_storage_server.engines.local.volumes.nvme_superblock import HEADER_BYTES
 from objectcache_storage_server.engines.local.volumes.nvme_volume import (
     OFF,

@@ -19,7 +19,7 @@ import pytest
 from objectcache_schemas.errors import DamagedData, Unavailable
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_storage_server.engines.local.direct.batches import address_of
-from objectcache_storage_server.engines.local.direct.nvme_commands import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_commands import (
     Opcode,
     lba_range,
     transfer_commands,

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_storage_server.engines.local.direct.nvme_device import NvmeDevice
-from objectcache_storage_server.engines.local.direct.nvme_identify import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_device import NvmeDevice
+from objectcache_storage_server.engines.local.direct.nvme.nvme_identify import (
     Controller,
     DeallocateLimits,
     Namespace,

@@ -25,10 +25,10 @@ from objectcache_schemas.errors import (
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import Engine
+from objectcache_storage_server.engines.disk.system_errors import as_our_error
 from objectcache_storage_server.engines.files.engine import FilesEngine
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.engines.open_engine import open_engine
-from objectcache_storage_server.engines.system_errors import as_our_error
 from tests.contract.engine_suite import (
     BUCKET,
     content,

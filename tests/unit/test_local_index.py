@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from objectcache_schemas.errors import InvalidRequest, NotFound, StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import BucketInfo, ObjectInfo
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.index.lmdb_index import (
     USES_ROWS,
     IndexChange,

@@ -17,8 +17,8 @@ import pytest
 
 from objectcache_schemas.errors import DamagedData, Unavailable
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_storage_server.engines.local.direct import nvme_block
-from objectcache_storage_server.engines.local.direct.nvme_block import (
+from objectcache_storage_server.engines.local.direct.nvme import nvme_block
+from objectcache_storage_server.engines.local.direct.nvme.nvme_block import (
     KernelBlockDevice,
     UnsuitableBlockDevice,
 )

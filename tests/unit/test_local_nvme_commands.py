@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from objectcache_schemas.limits import GIB, KIB, MIB
-from objectcache_storage_server.engines.local.direct.nvme_commands import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_commands import (
     COMMAND_LBAS_MAX,
     DEALLOCATE_RANGES_MAX,
     Identify,
@@ -31,14 +31,14 @@ from objectcache_storage_server.engines.local.direct.nvme_commands import (
     pack_ranges,
     transfer_commands,
 )
-from objectcache_storage_server.engines.local.direct.nvme_identify import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_identify import (
     DeallocateLimits,
     UnsuitableNamespace,
     parse_controller,
     parse_deallocate_limits,
     parse_namespace,
 )
-from objectcache_storage_server.engines.local.direct.nvme_kernel import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_kernel import (
     IOCTL_ADMIN_CMD,
     IOCTL_ID,
     URING_CMD_IO,
@@ -46,7 +46,7 @@ from objectcache_storage_server.engines.local.direct.nvme_kernel import (
     generic_name,
     system_bytes_max,
 )
-from objectcache_storage_server.engines.local.direct.nvme_status import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_status import (
     as_os_error,
     is_worth_repeating,
 )

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_storage_server.engines.local.direct.nvme_device import ATTEMPTS_MAX
-from objectcache_storage_server.engines.local.direct.nvme_identify import DeallocateLimits
+from objectcache_storage_server.engines.local.direct.nvme.nvme_device import ATTEMPTS_MAX
+from objectcache_storage_server.engines.local.direct.nvme.nvme_identify import DeallocateLimits
 from objectcache_storage_server.engines.local.volumes.nvme_store_id import (
     BEGUN_NAME,
     FINISHED_NAME,

@@ -15,7 +15,7 @@ from objectcache_schemas.errors import Busy
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import Condition
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.puts.staged_runs import Bytes, StagedRun
 from objectcache_storage_server.engines.local.puts.writer_space import PutBuffers, WriterSpace

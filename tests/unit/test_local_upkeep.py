@@ -16,7 +16,7 @@ from objectcache_schemas.errors import StorageFull
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, Durability
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.upkeep import upkeep_thread

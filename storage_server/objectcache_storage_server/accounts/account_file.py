@@ -20,7 +20,7 @@ from objectcache_storage_server.accounts.account_rules import Accounts
 from objectcache_storage_server.accounts.master_key import MASTER_KEY_VARIABLE
 from objectcache_storage_server.accounts.private_files import NameNotFlushed, replace_private
 from objectcache_storage_server.accounts.sealing import CannotOpen, SecretSeal
-from objectcache_storage_server.engines.system_errors import as_our_error, translated
+from objectcache_storage_server.engines.disk.system_errors import as_our_error, translated
 
 R = TypeVar("R", User, AccessKey, AdminToken)
 

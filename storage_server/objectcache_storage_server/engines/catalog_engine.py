@@ -20,7 +20,7 @@ from objectcache_storage_server.engines.bucket_rules import (
     no_such_key,
 )
 from objectcache_storage_server.engines.catalog import BucketRow, Catalog, V
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 
 log = logging.getLogger("objectcache.storage_server.engines")
 

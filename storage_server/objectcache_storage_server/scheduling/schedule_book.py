@@ -25,7 +25,7 @@ from objectcache_schemas.operators.schedule import (
     ScheduleConfiguration,
     TenantShare,
 )
-from objectcache_storage_server.engines.system_errors import as_our_error, translated
+from objectcache_storage_server.engines.disk.system_errors import as_our_error, translated
 
 FILE_MODE = 0o600
 FILE_BYTES_MAX = 16 << 20  # far above what TENANTS_MAX tenants take

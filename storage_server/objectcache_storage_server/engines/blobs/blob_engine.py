@@ -40,7 +40,7 @@ from objectcache_storage_server.engines.block_checksums import BlockHasher
 from objectcache_storage_server.engines.bucket_rules import no_such_key
 from objectcache_storage_server.engines.catalog_engine import CatalogEngine, DamageCount
 from objectcache_storage_server.engines.commit_rules import check_batch
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.key_order import key_bytes
 
 DELETE_KEYS = 256  # of one transaction, which bounds what a delete on a full device needs

@@ -23,7 +23,7 @@ SEAL_BYTES = 8  # of the checksum before a record
 _bucket_decoder = msgspec.msgpack.Decoder(BucketInfo)
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True):
+class RowRecord(msgspec.Struct, frozen=True, array_like=True):
     """What the index says of a version, stored behind its own checksum."""
 
     bucket_number: int
@@ -39,7 +39,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     @staticmethod
     def from_row(
         bucket_number: int, key: bytes, object_id: int, size_bytes: int, stored: object
-    ) -> Record | None:
+    ) -> RowRecord | None:
         """The record of a row; None where it, or a column beside it, is not what was stored."""
         body = _unsealed(stored)
         if body is None:
@@ -56,7 +56,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return record if is_whole else None
 
 
-_record_decoder = msgspec.msgpack.Decoder(Record)
+_record_decoder = msgspec.msgpack.Decoder(RowRecord)
 
 
 def version_of_row(
@@ -68,7 +68,7 @@ def version_of_row(
     checksums: object,
 ) -> BlobVersion | None:
     """The version that a row describes; None where the row is damaged."""
-    record = Record.from_row(bucket_number, key, object_id, size_bytes, stored)
+    record = RowRecord.from_row(bucket_number, key, object_id, size_bytes, stored)
     if record is None or not isinstance(checksums, bytes):
         return None
     if block_checksum(checksums) != record.checksums_checksum:
@@ -81,7 +81,7 @@ def version_of_row(
 def row_of_version(version: BlobVersion) -> tuple[Any, ...]:
     """The columns of a version's row."""
     checksums = version.checksums.tobytes()
-    record = Record(
+    record = RowRecord(
         version.bucket_number,
         version.blob_number,
         version.block_bytes,

@@ -22,15 +22,15 @@ from pathlib import Path
 
 from objectcache_storage_server.engines.blobs.blob_engine import BlobEngine
 from objectcache_storage_server.engines.catalog_engine import DamageCount
-from objectcache_storage_server.engines.data_folders import (
+from objectcache_storage_server.engines.disk.data_folders import (
     lock_folder,
     raise_open_files_limit,
     sync_folder,
 )
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.system_errors import translated
 from objectcache_storage_server.engines.files.folder_blobs import FolderBlobStore
 from objectcache_storage_server.engines.files.sqlite_catalog import SqliteCatalog
-from objectcache_storage_server.engines.flush_latch import FlushLatch
-from objectcache_storage_server.engines.system_errors import translated
 
 
 class FilesEngine(BlobEngine):

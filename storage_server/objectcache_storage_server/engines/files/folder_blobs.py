@@ -24,9 +24,9 @@ from objectcache_storage_server.engines.blobs.blob_store import (
     OpenBlob,
     failed,
 )
-from objectcache_storage_server.engines.data_folders import sync_folder
-from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch
-from objectcache_storage_server.engines.system_errors import as_our_error, translated
+from objectcache_storage_server.engines.disk.data_folders import sync_folder
+from objectcache_storage_server.engines.disk.flush_latch import Flushes, FlushLatch
+from objectcache_storage_server.engines.disk.system_errors import as_our_error, translated
 
 FOLDERS = 256
 SYNC_THREADS = 8  # a device takes several flushes at once; measured 0.38 s to 0.29 s for 896 MiB

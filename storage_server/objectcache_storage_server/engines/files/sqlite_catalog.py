@@ -29,17 +29,17 @@ from objectcache_storage_server.engines.blobs.blob_catalog import (
     BlobView,
 )
 from objectcache_storage_server.engines.catalog import BucketRow
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch, forget_cached
+from objectcache_storage_server.engines.disk.space_reserve import SpaceReserve
+from objectcache_storage_server.engines.disk.system_errors import translated
 from objectcache_storage_server.engines.files.catalog_rows import (
-    Record,
+    RowRecord,
     row_of_version,
     seal_bucket,
     unseal_bucket,
     version_of_row,
 )
-from objectcache_storage_server.engines.flush_latch import FlushLatch, forget_cached
 from objectcache_storage_server.engines.key_order import key_bytes, key_raw, key_text, scan_bounds
-from objectcache_storage_server.engines.space_reserve import SpaceReserve
-from objectcache_storage_server.engines.system_errors import translated
 
 T = TypeVar("T")
 
@@ -298,7 +298,7 @@ class SqliteView(BlobView):
             self._connection.execute(_SELECT_RANGE, (bucket_number, *bounds))
         ) as rows:
             while len(found) < limit and (row := rows.fetchone()) is not None:
-                record = Record.from_row(bucket_number, *row)
+                record = RowRecord.from_row(bucket_number, *row)
                 if record is None:
                     self._add_damaged(bucket_number, row[0])
                 else:

@@ -48,8 +48,9 @@ from objectcache_storage_server.engines.bucket_rules import (
 )
 from objectcache_storage_server.engines.catalog_engine import CatalogEngine, DamageCount
 from objectcache_storage_server.engines.commit_rules import check_batch
-from objectcache_storage_server.engines.data_folders import lock_folder, sync_folder
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.data_folders import lock_folder, sync_folder
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.system_errors import translated
 from objectcache_storage_server.engines.key_order import key_bytes
 from objectcache_storage_server.engines.local.commits.commit_group import CommitGroups
 from objectcache_storage_server.engines.local.commits.judged_commit import LocalCommit, NewLocal
@@ -75,7 +76,6 @@ from objectcache_storage_server.engines.local.upkeep.move_chunks import Compacto
 from objectcache_storage_server.engines.local.upkeep.recover_store import recover
 from objectcache_storage_server.engines.local.upkeep.upkeep_thread import Upkeep
 from objectcache_storage_server.engines.local.volumes.volume import Volume
-from objectcache_storage_server.engines.system_errors import translated
 
 WRITER_THREADS = 8  # puts whose bytes are on their way to the device
 

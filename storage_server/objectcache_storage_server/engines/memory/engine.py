@@ -10,7 +10,7 @@ import msgspec
 from objectcache_schemas.operators.engine_status import EngineStatus
 from objectcache_storage_server.engines.blobs.blob_engine import BlobEngine
 from objectcache_storage_server.engines.catalog_engine import DamageCount
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.memory.memory_blobs import MemoryBlobStore
 from objectcache_storage_server.engines.memory.memory_catalog import MemoryCatalog
 

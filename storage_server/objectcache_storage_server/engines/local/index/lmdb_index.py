@@ -23,7 +23,9 @@ from objectcache_runtime.durable_names import flush_directory
 from objectcache_schemas.errors import StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.catalog import Catalog
-from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch, forget_cached
+from objectcache_storage_server.engines.disk.flush_latch import Flushes, FlushLatch, forget_cached
+from objectcache_storage_server.engines.disk.space_reserve import SpaceReserve
+from objectcache_storage_server.engines.disk.system_errors import translated
 from objectcache_storage_server.engines.local.index.index_change import IndexChange
 from objectcache_storage_server.engines.local.index.index_errors import (
     full_index,
@@ -33,8 +35,6 @@ from objectcache_storage_server.engines.local.index.index_errors import (
 from objectcache_storage_server.engines.local.index.index_rows import USES_ROWS
 from objectcache_storage_server.engines.local.index.index_view import Databases, IndexView
 from objectcache_storage_server.engines.local.records import Version
-from objectcache_storage_server.engines.space_reserve import SpaceReserve
-from objectcache_storage_server.engines.system_errors import translated
 
 __all__ = ["USES_ROWS", "IndexChange", "IndexView", "LocalIndex"]
 

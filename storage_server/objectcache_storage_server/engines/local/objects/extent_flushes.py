@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 
-from objectcache_storage_server.engines.flush_latch import Flushes, FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import Flushes, FlushLatch
 from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.volumes.volume import Path, Volume
 

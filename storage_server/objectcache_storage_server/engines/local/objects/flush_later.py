@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.index.lmdb_index import LocalIndex
 from objectcache_storage_server.engines.local.objects.extent_flushes import ExtentFlushes
 from objectcache_storage_server.engines.local.space.holdings import Holdings

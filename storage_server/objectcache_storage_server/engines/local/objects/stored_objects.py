@@ -14,7 +14,8 @@ import numpy.typing as npt
 from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.records import Verification
 from objectcache_storage_server.engines.catalog_engine import DamageCount
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.system_errors import as_our_error, translated
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange, LocalIndex
 from objectcache_storage_server.engines.local.objects.extent_flushes import ExtentFlushes
 from objectcache_storage_server.engines.local.objects.flush_later import Flusher
@@ -27,7 +28,6 @@ from objectcache_storage_server.engines.local.reads.verified_reads import (
 from objectcache_storage_server.engines.local.records import Version, VersionName
 from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.volumes.volume import Volume
-from objectcache_storage_server.engines.system_errors import as_our_error, translated
 
 DELETE_KEYS = 256  # of one transaction, which bounds what a delete on a full device needs
 

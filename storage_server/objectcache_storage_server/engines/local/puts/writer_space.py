@@ -11,12 +11,12 @@ import numpy as np
 
 from objectcache_schemas.errors import Busy, StorageFull
 from objectcache_schemas.limits import KIB, MIB
+from objectcache_storage_server.engines.disk.system_errors import RETRY_AFTER_S, translated
 from objectcache_storage_server.engines.local.puts.staged_runs import Bytes, ExtentSource
 from objectcache_storage_server.engines.local.residency.planner import admits
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.volumes.volume import Path, Transfer
-from objectcache_storage_server.engines.system_errors import RETRY_AFTER_S, translated
 
 ROOM_ATTEMPTS = 6  # each evicts twice as much; free space may lie in pieces
 RUN_BYTES_MIN = 512 * KIB  # of an object: before shorter runs are taken, others are evicted

@@ -5,8 +5,8 @@ bounce buffer. *intra*: all readers use the device at once, which is best while 
 depth to spare. *cross*: one reads while the others land, which is best where concurrent reads only
 slow each other down.
 
-`OverlapChooser` is pure: it is told when fragments began and ended and says which of the two is to
-be used. `OverlapGate` enforces it on threads. There is one of each for a path.
+`SharingChooser` is pure: it is told when fragments began and ended and says which of the two is to
+be used. `SharingGate` enforces it on threads. There is one of each for a path.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ REMEASURE_S = 60.0
 MEASURED_RATIO = 16
 
 
-class Overlap(enum.Enum):
+class Sharing(enum.Enum):
     """Whether readers use the device at once, or one after another."""
 
     INTRA = "intra"
     CROSS = "cross"
 
 
-def forced_overlap(setting: str) -> Overlap | None:
+def forced_sharing(setting: str) -> Sharing | None:
     """The value of `storage.overlap`; None is "auto"."""
-    return None if setting == "auto" else Overlap(setting)
+    return None if setting == "auto" else Sharing(setting)
 
 
 class _Load(NamedTuple):
@@ -106,7 +106,7 @@ class _Window:
         return sum(end_s - begin_s for begin_s, end_s in self._busy)
 
 
-class OverlapChooser:
+class SharingChooser:
     """Measures intra, then cross, and keeps the better one until something changes. Pure.
 
     Cross has to be better twice: where it is not, it makes readers wait for nothing.
@@ -114,10 +114,10 @@ class OverlapChooser:
     Not thread-safe: its gate calls it under a lock. Times are of one monotonic clock.
     """
 
-    def __init__(self, forced: Overlap | None = None) -> None:
-        self.rates_bytes_per_s: dict[Overlap, float | None] = dict.fromkeys(Overlap)
+    def __init__(self, forced: Sharing | None = None) -> None:
+        self.rates_bytes_per_s: dict[Sharing, float | None] = dict.fromkeys(Sharing)
         self._forced = forced
-        self._overlap = forced or Overlap.INTRA  # what is used, measured or fixed
+        self._sharing = forced or Sharing.INTRA  # what is used, measured or fixed
         self._is_measuring = forced is None
         self._is_confirming = False
         self._phase_s = float("-inf")  # fragments that began before it are not measured
@@ -133,22 +133,22 @@ class OverlapChooser:
 
     def __repr__(self) -> str:
         rates = ", ".join(
-            f"{overlap.value} {rate / MIB:.0f} MiB/s"
-            for overlap, rate in self.rates_bytes_per_s.items()
+            f"{sharing.value} {rate / MIB:.0f} MiB/s"
+            for sharing, rate in self.rates_bytes_per_s.items()
             if rate is not None
         )
-        return f"<OverlapChooser {self.state}{', ' if rates else ''}{rates}>"
+        return f"<SharingChooser {self.state}{', ' if rates else ''}{rates}>"
 
     @property
     def state(self) -> str:
         """ "intra", "cross" or "measuring"."""
-        return "measuring" if self._is_measuring else self._overlap.value
+        return "measuring" if self._is_measuring else self._sharing.value
 
-    def now(self, readers: int) -> Overlap:
+    def now(self, readers: int) -> Sharing:
         """How the next fragment is to be read, with this many readers under way, it included."""
         if self._forced is None and readers < READERS_MIN:
-            return Overlap.INTRA
-        return self._overlap
+            return Sharing.INTRA
+        return self._sharing
 
     def finished(
         self,
@@ -186,7 +186,7 @@ class OverlapChooser:
         """Give a measurement up that finds nothing in memory: it would go on in one way."""
         self._cold_fragments += 1
         if self._is_measuring and self._cold_fragments >= WINDOW_FRAGMENTS:
-            self._fix(Overlap.INTRA, None, now_s)
+            self._fix(Sharing.INTRA, None, now_s)
 
     def _close_window(self, now_s: float) -> None:
         window, self._window = self._window, _Window(now_s)
@@ -194,23 +194,23 @@ class OverlapChooser:
         if not self._is_measuring:
             self._watch(window.load, rate_bytes_per_s, now_s)
             return
-        self.rates_bytes_per_s[self._overlap] = rate_bytes_per_s
-        if self._overlap is Overlap.INTRA:
+        self.rates_bytes_per_s[self._sharing] = rate_bytes_per_s
+        if self._sharing is Sharing.INTRA:
             self._intra_load = window.load
-            self._begin_phase(Overlap.CROSS, now_s)
+            self._begin_phase(Sharing.CROSS, now_s)
         elif not window.load.is_like(self._intra_load):
-            self._fix(Overlap.INTRA, None, now_s)  # the two rates cannot be compared
-        elif self._better() is Overlap.INTRA:
-            self._fix(Overlap.INTRA, window.load, now_s)
+            self._fix(Sharing.INTRA, None, now_s)  # the two rates cannot be compared
+        elif self._better() is Sharing.INTRA:
+            self._fix(Sharing.INTRA, window.load, now_s)
         elif self._is_confirming:
-            self._fix(Overlap.CROSS, window.load, now_s)
+            self._fix(Sharing.CROSS, window.load, now_s)
         else:  # what is noisy seldom says so twice
             self._is_confirming = True
-            self._begin_phase(Overlap.INTRA, now_s)
+            self._begin_phase(Sharing.INTRA, now_s)
 
-    def _better(self) -> Overlap:
-        intra, cross = (self.rates_bytes_per_s[overlap] or 0.0 for overlap in Overlap)
-        return Overlap.CROSS if cross >= CROSS_GAIN_MIN * intra else Overlap.INTRA
+    def _better(self) -> Sharing:
+        intra, cross = (self.rates_bytes_per_s[sharing] or 0.0 for sharing in Sharing)
+        return Sharing.CROSS if cross >= CROSS_GAIN_MIN * intra else Sharing.INTRA
 
     def _watch(self, load: _Load, rate_bytes_per_s: float, now_s: float) -> None:
         """Measure again where it is no longer what was measured, or was long ago."""
@@ -225,32 +225,32 @@ class OverlapChooser:
         if is_due and self._bytes_since >= MEASURED_RATIO * self._measured_bytes:
             self._is_measuring = True
             self._measured_bytes = 0
-            self._begin_phase(Overlap.INTRA, now_s)
+            self._begin_phase(Sharing.INTRA, now_s)
 
     def _is_as_measured(self, load: _Load, rate_bytes_per_s: float) -> bool:
-        fixed = self.rates_bytes_per_s[self._overlap]
+        fixed = self.rates_bytes_per_s[self._sharing]
         if self._fixed_load is None or fixed is None:
             return False
         is_as_fast = abs(rate_bytes_per_s - fixed) <= DRIFT_MAX * fixed
         return is_as_fast and load.is_like(self._fixed_load)
 
-    def _fix(self, overlap: Overlap, load: _Load | None, now_s: float) -> None:
+    def _fix(self, sharing: Sharing, load: _Load | None, now_s: float) -> None:
         self._is_measuring = self._is_confirming = False
         self._fixed_s = now_s
         self._fixed_load = load
         self._bytes_since = 0
         self._drifted_windows = 0
-        self._begin_phase(overlap, now_s)
+        self._begin_phase(sharing, now_s)
 
-    def _begin_phase(self, overlap: Overlap, now_s: float) -> None:
-        self._overlap = overlap
+    def _begin_phase(self, sharing: Sharing, now_s: float) -> None:
+        self._sharing = sharing
         self._phase_s = now_s
         self._warm_up = WARM_UP_FRAGMENTS
         self._cold_fragments = 0
         self._window = _Window(now_s)
 
 
-class OverlapGate:
+class SharingGate:
     """Lets readers at the device as the chooser says. Methods may be called from any thread.
 
     A reader holds a fragment from before its device part until it has landed:
@@ -265,7 +265,7 @@ class OverlapGate:
     """
 
     def __init__(
-        self, chooser: OverlapChooser, clock_s: Callable[[], float] = time.monotonic
+        self, chooser: SharingChooser, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self.chooser = chooser
         self._clock_s = clock_s
@@ -279,7 +279,7 @@ class OverlapGate:
         return self._readers
 
     def __repr__(self) -> str:
-        return f"<OverlapGate {self._readers} readers, {self.chooser!r}>"
+        return f"<SharingGate {self._readers} readers, {self.chooser!r}>"
 
     def fragment(self, length_bytes: int) -> GatedFragment:
         """A fragment of these bytes, to be entered once."""
@@ -290,7 +290,7 @@ class OverlapGate:
         with self._lock:
             self._readers += 1
             fragment.readers = self._readers
-            fragment.overlap = self.chooser.now(self._readers)
+            fragment.sharing = self.chooser.now(self._readers)
             fragment.started_s = self._clock_s()
 
     def leave(self, fragment: GatedFragment, *, has_landed: bool) -> None:
@@ -315,13 +315,13 @@ class GatedFragment:
     microsecond: so there are few.
     """
 
-    __slots__ = ("_gate", "cold_bytes", "length_bytes", "overlap", "readers", "started_s")
+    __slots__ = ("_gate", "cold_bytes", "length_bytes", "readers", "sharing", "started_s")
 
-    def __init__(self, gate: OverlapGate, length_bytes: int) -> None:
+    def __init__(self, gate: SharingGate, length_bytes: int) -> None:
         self._gate = gate
         self.length_bytes = length_bytes
-        self.cold_bytes = 0  # set by the reader: see `OverlapChooser.finished`
-        self.overlap = Overlap.INTRA
+        self.cold_bytes = 0  # set by the reader: see `SharingChooser.finished`
+        self.sharing = Sharing.INTRA
         self.readers = 0
         self.started_s = 0.0
 
@@ -331,7 +331,7 @@ class GatedFragment:
 
     def reading(self) -> AbstractContextManager[object]:
         """Encloses the device part, or a piece of it; waits where it is another reader's turn."""
-        if self.overlap is Overlap.CROSS:
+        if self.sharing is Sharing.CROSS:
             return self._gate.turns
         return threading.Lock()  # nobody else's; no Python runs to enter and leave it
 

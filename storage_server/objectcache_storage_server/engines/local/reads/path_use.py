@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 from objectcache_storage_server.engines.local.reads.device_sharing import (
     GatedFragment,
-    OverlapChooser,
-    OverlapGate,
-    forced_overlap,
+    SharingChooser,
+    SharingGate,
+    forced_sharing,
 )
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
@@ -50,10 +50,10 @@ class PathCounts:
 class PathUse:
     """How readers use the two paths. Safe to use from any thread."""
 
-    def __init__(self, volume: Volume, overlap: str) -> None:
-        """`overlap` is auto, intra or cross."""
-        forced = forced_overlap(overlap)
-        self.gates = {path: OverlapGate(OverlapChooser(forced)) for path in Path}
+    def __init__(self, volume: Volume, sharing: str) -> None:
+        """`sharing` is auto, intra or cross."""
+        forced = forced_sharing(sharing)
+        self.gates = {path: SharingGate(SharingChooser(forced)) for path in Path}
         self.counts = {path: PathCounts() for path in Path}
         self._volume = volume
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache_storage_server.engines.base import BucketTotals
-from objectcache_storage_server.engines.flush_latch import FlushLatch
+from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.residency.planner import count_reads, resident_bytes
 from objectcache_storage_server.engines.local.space.dense_tables import (

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from objectcache_schemas.operators.engine_status import EngineStatus, ExtentClass, PathStatus
 from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
-from objectcache_storage_server.engines.local.reads.device_sharing import Overlap
+from objectcache_storage_server.engines.local.reads.device_sharing import Sharing
 from objectcache_storage_server.engines.local.upkeep.evict_chunks import Evictor
 from objectcache_storage_server.engines.local.upkeep.upkeep_thread import Upkeep
 from objectcache_storage_server.engines.local.volumes.volume import Path
@@ -87,6 +87,6 @@ def _path_status(stored: StoredObjects, extents: npt.NDArray[np.void], path: Pat
         read_bytes=counts.read_bytes,
         hit_bytes=counts.hit_bytes,
         overlap=chooser.state,
-        intra_bytes_per_s=chooser.rates_bytes_per_s[Overlap.INTRA],
-        cross_bytes_per_s=chooser.rates_bytes_per_s[Overlap.CROSS],
+        intra_bytes_per_s=chooser.rates_bytes_per_s[Sharing.INTRA],
+        cross_bytes_per_s=chooser.rates_bytes_per_s[Sharing.CROSS],
     )

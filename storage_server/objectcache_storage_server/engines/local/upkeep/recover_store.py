@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from objectcache_schemas.errors import DamagedData, Unavailable
 from objectcache_schemas.limits import MIB
+from objectcache_storage_server.engines.disk.system_errors import translated
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange
 from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
 from objectcache_storage_server.engines.local.records import Version
-from objectcache_storage_server.engines.system_errors import translated
 
 READ_BYTES = 1 * MIB
 PAGE_VERSIONS = 4096

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import MIB
-from objectcache_storage_server.engines.data_folders import sync_folder
+from objectcache_storage_server.engines.disk.data_folders import sync_folder
 from objectcache_storage_server.engines.local.direct.alignment import (
     Alignment,
     split_at,

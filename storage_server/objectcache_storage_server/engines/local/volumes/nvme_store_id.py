@@ -11,7 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
-from objectcache_storage_server.engines.data_folders import sync_folder
+from objectcache_storage_server.engines.disk.data_folders import sync_folder
 from objectcache_storage_server.engines.local.volumes.nvme_superblock import STORE_ID_BYTES
 
 FINISHED_NAME = "nvme_store_id"

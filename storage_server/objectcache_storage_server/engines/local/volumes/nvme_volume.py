@@ -28,12 +28,12 @@ from objectcache_storage_server.engines.local.direct.batches import (
     address_of,
 )
 from objectcache_storage_server.engines.local.direct.block_device import BlockDevice
-from objectcache_storage_server.engines.local.direct.nvme_block import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_block import (
     KernelBlockDevice,
     UnsuitableBlockDevice,
     check_names,
 )
-from objectcache_storage_server.engines.local.direct.nvme_commands import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_commands import (
     DEALLOCATE_RANGE_BYTES,
     LbaRange,
     deallocate_command,
@@ -41,9 +41,9 @@ from objectcache_storage_server.engines.local.direct.nvme_commands import (
     flush_command,
     lba_range,
 )
-from objectcache_storage_server.engines.local.direct.nvme_device import NvmeDevice
-from objectcache_storage_server.engines.local.direct.nvme_kernel import KernelNvmeDevice
-from objectcache_storage_server.engines.local.direct.nvme_submitter import NvmeSubmitter
+from objectcache_storage_server.engines.local.direct.nvme.nvme_device import NvmeDevice
+from objectcache_storage_server.engines.local.direct.nvme.nvme_kernel import KernelNvmeDevice
+from objectcache_storage_server.engines.local.direct.nvme.nvme_submitter import NvmeSubmitter
 from objectcache_storage_server.engines.local.volumes.cached_namespace import CachedNamespace
 from objectcache_storage_server.engines.local.volumes.nvme_store_id import StoreId
 from objectcache_storage_server.engines.local.volumes.nvme_superblock import (

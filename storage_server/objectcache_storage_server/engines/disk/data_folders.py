@@ -8,7 +8,7 @@ import resource
 from pathlib import Path
 
 from objectcache_schemas.errors import Unavailable
-from objectcache_storage_server.engines.system_errors import translated
+from objectcache_storage_server.engines.disk.system_errors import translated
 
 
 def sync_folder(folder: str | Path) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from objectcache_storage_server.engines.local.direct.alignment import Alignment
 from objectcache_storage_server.engines.local.direct.batches import Piece, Submitter
-from objectcache_storage_server.engines.local.direct.nvme_commands import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_commands import (
     Opcode,
     lba_range,
     lbas_per_command,
     transfer_commands,
 )
-from objectcache_storage_server.engines.local.direct.nvme_device import NvmeDevice
+from objectcache_storage_server.engines.local.direct.nvme.nvme_device import NvmeDevice
 
 MEMORY_ALIGNMENT_BYTES = 4  # a command names its memory in dwords
 

@@ -22,22 +22,22 @@ from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import KIB
 from objectcache_storage_server.engines.local.direct.batches import address_of
 from objectcache_storage_server.engines.local.direct.in_flight import lock_when_idle
-from objectcache_storage_server.engines.local.direct.nvme_commands import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_commands import (
     COMMAND_BYTES,
     IDENTIFY_BYTES,
     Identify,
     flush_command,
     identify_command,
 )
-from objectcache_storage_server.engines.local.direct.nvme_device import NvmeDevice
-from objectcache_storage_server.engines.local.direct.nvme_identify import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_device import NvmeDevice
+from objectcache_storage_server.engines.local.direct.nvme.nvme_identify import (
     DeallocateLimits,
     UnsuitableNamespace,
     parse_controller,
     parse_deallocate_limits,
     parse_namespace,
 )
-from objectcache_storage_server.engines.local.direct.nvme_status import as_os_error
+from objectcache_storage_server.engines.local.direct.nvme.nvme_status import as_os_error
 from objectcache_storage_server.engines.local.direct.ring import OP_URING_CMD, Ring
 
 # linux/nvme_ioctl.h

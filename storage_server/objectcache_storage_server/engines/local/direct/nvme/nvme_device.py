@@ -10,12 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from objectcache_storage_server.engines.local.direct.nvme_identify import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_identify import (
     Controller,
     DeallocateLimits,
     Namespace,
 )
-from objectcache_storage_server.engines.local.direct.nvme_status import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_status import (
     as_os_error,
     is_worth_repeating,
 )

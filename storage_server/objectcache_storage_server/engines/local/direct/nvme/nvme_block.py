@@ -27,7 +27,7 @@ from objectcache_storage_server.engines.local.direct.kernel_facts import (
     start_write_back,
     wait_for_write_back,
 )
-from objectcache_storage_server.engines.local.direct.nvme_kernel import (
+from objectcache_storage_server.engines.local.direct.nvme.nvme_kernel import (
     IOCTL_ID,
     block_name,
     generic_name,

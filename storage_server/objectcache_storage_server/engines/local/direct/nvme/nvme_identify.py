@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 
 from objectcache_schemas.limits import KIB
-from objectcache_storage_server.engines.local.direct.nvme_commands import DEALLOCATE_RANGES_MAX
+from objectcache_storage_server.engines.local.direct.nvme.nvme_commands import DEALLOCATE_RANGES_MAX
 
 LBA_BYTES_MIN, LBA_BYTES_MAX = 512, 4 * KIB  # a block of the volume is whole logical blocks
 # MDTS counts the smallest memory pages that the controller knows (CAP.MPSMIN), which only its

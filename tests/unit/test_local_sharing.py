@@ -1,4 +1,4 @@
-"""Which overlap is better, on simulated devices in virtual time, and the gate on real threads."""
+"""Which sharing is better, on simulated devices in virtual time, and the gate on real threads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from objectcache_schemas.limits import GIB, MIB
 from objectcache_storage_server.engines.local.reads import device_sharing
 from objectcache_storage_server.engines.local.reads.device_sharing import (
-    Overlap,
-    OverlapChooser,
-    OverlapGate,
-    forced_overlap,
+    Sharing,
+    SharingChooser,
+    SharingGate,
+    forced_sharing,
 )
 
 Rate = Callable[[int], float]  # readers in the device part -> MiB/s of all together
@@ -38,7 +38,7 @@ def deep(depth: int) -> float:
 class Reader:
     """One simulated reader thread."""
 
-    overlap: Overlap = Overlap.INTRA
+    sharing: Sharing = Sharing.INTRA
     started_s: float = 0.0
     readers: int = 0
     waits: bool = False
@@ -50,13 +50,13 @@ class Reader:
 class Simulation:
     """Readers that take fragments one after another from a device in virtual time."""
 
-    chooser: OverlapChooser
+    chooser: SharingChooser
     rate: Rate
     fragment_mib: int = 8
     land_mib_per_s: float = 6000.0  # slower than the device, intra would stagger by itself
     cold_bytes: int = 0
     now_s: float = 0.0
-    used_mib: Counter[Overlap] = field(default_factory=Counter)
+    used_mib: Counter[Sharing] = field(default_factory=Counter)
     shared_mib: Counter[str] = field(default_factory=Counter)  # by state, of two readers or more
     _turns: deque[Reader] = field(default_factory=deque)
 
@@ -75,13 +75,13 @@ class Simulation:
     def _begin(self, readers: int) -> Reader:
         chosen = self.chooser.now(readers)
         reader = Reader(chosen, self.now_s, readers, left_mib=self.fragment_mib)
-        if chosen is Overlap.CROSS:
+        if chosen is Sharing.CROSS:
             self._turns.append(reader)
             reader.waits = len(self._turns) > 1
         return reader
 
     def _end(self, reader: Reader, readers: int) -> None:
-        self.used_mib[reader.overlap] += self.fragment_mib
+        self.used_mib[reader.sharing] += self.fragment_mib
         if min(reader.readers, readers) > 1:
             self.shared_mib[self.chooser.state] += self.fragment_mib
         self.chooser.finished(
@@ -108,23 +108,23 @@ class Simulation:
 
     def _leave_device(self, reader: Reader) -> None:
         reader.lands_until_s = self.now_s + self.fragment_mib / self.land_mib_per_s
-        if reader.overlap is Overlap.CROSS:
+        if reader.sharing is Sharing.CROSS:
             assert self._turns.popleft() is reader
             if self._turns:
                 self._turns[0].waits = False
 
 
 def test_a_saturated_link_ends_with_cross() -> None:
-    simulation = Simulation(OverlapChooser(), saturated)
+    simulation = Simulation(SharingChooser(), saturated)
     simulation.run(1024)
     assert simulation.chooser.state == "cross"
     rates = simulation.chooser.rates_bytes_per_s
-    assert (rates[Overlap.CROSS] or 0) > 1.05 * (rates[Overlap.INTRA] or 0)
+    assert (rates[Sharing.CROSS] or 0) > 1.05 * (rates[Sharing.INTRA] or 0)
 
 
 @pytest.mark.parametrize("readers", [2, 3, 8])
 def test_a_device_that_scales_with_depth_ends_with_intra(readers: int) -> None:
-    simulation = Simulation(OverlapChooser(), deep)
+    simulation = Simulation(SharingChooser(), deep)
     simulation.run(1024 * readers, readers)
     assert simulation.chooser.state == "intra"
     assert None not in simulation.chooser.rates_bytes_per_s.values()
@@ -132,7 +132,7 @@ def test_a_device_that_scales_with_depth_ends_with_intra(readers: int) -> None:
 
 @pytest.mark.parametrize(("first", "then"), [(saturated, deep), (deep, saturated)])
 def test_a_device_that_changes_changes_the_choice(first: Rate, then: Rate) -> None:
-    simulation = Simulation(OverlapChooser(), first)
+    simulation = Simulation(SharingChooser(), first)
     simulation.run(4096)
     before = simulation.chooser.state
     simulation.rate = then
@@ -141,9 +141,9 @@ def test_a_device_that_changes_changes_the_choice(first: Rate, then: Rate) -> No
 
 
 def test_a_change_that_hardly_shows_in_the_rate_is_found_in_time() -> None:
-    simulation = Simulation(OverlapChooser(), deep)
+    simulation = Simulation(SharingChooser(), deep)
     simulation.run(2048)
-    intra_bytes_per_s = simulation.chooser.rates_bytes_per_s[Overlap.INTRA]
+    intra_bytes_per_s = simulation.chooser.rates_bytes_per_s[Sharing.INTRA]
     assert intra_bytes_per_s is not None
     intra_mib_per_s = intra_bytes_per_s / MIB
     simulation.rate = lambda depth: 1.2 * intra_mib_per_s / depth**0.3
@@ -154,9 +154,9 @@ def test_a_change_that_hardly_shows_in_the_rate_is_found_in_time() -> None:
     assert simulation.chooser.state == "cross"
 
 
-@pytest.mark.parametrize(("rate", "best"), [(saturated, Overlap.CROSS), (deep, Overlap.INTRA)])
-def test_measuring_stays_a_small_part_of_what_is_read(rate: Rate, best: Overlap) -> None:
-    simulation = Simulation(OverlapChooser(), rate)
+@pytest.mark.parametrize(("rate", "best"), [(saturated, Sharing.CROSS), (deep, Sharing.INTRA)])
+def test_measuring_stays_a_small_part_of_what_is_read(rate: Rate, best: Sharing) -> None:
+    simulation = Simulation(SharingChooser(), rate)
     total_mib = 384 * 1024
     simulation.run(total_mib)
     assert simulation.now_s > 2 * device_sharing.REMEASURE_S  # so it was measured again and again
@@ -167,7 +167,7 @@ def test_measuring_stays_a_small_part_of_what_is_read(rate: Rate, best: Overlap)
 
 
 def test_a_rate_that_swings_all_the_time_does_not_cost_more() -> None:
-    simulation = Simulation(OverlapChooser(), saturated)
+    simulation = Simulation(SharingChooser(), saturated)
     for _ in range(200):
         for rate in (saturated, deep):
             simulation.rate = rate
@@ -177,34 +177,34 @@ def test_a_rate_that_swings_all_the_time_does_not_cost_more() -> None:
 
 
 def test_rates_are_what_the_device_gives() -> None:
-    simulation = Simulation(OverlapChooser(), lambda depth: 500.0, land_mib_per_s=1e9)
+    simulation = Simulation(SharingChooser(), lambda depth: 500.0, land_mib_per_s=1e9)
     simulation.run(2048)
     for rate in simulation.chooser.rates_bytes_per_s.values():
         assert rate == pytest.approx(500 * MIB, rel=0.02)
 
 
 def test_a_difference_within_the_noise_stays_with_intra() -> None:
-    simulation = Simulation(OverlapChooser(), lambda depth: 500.0, land_mib_per_s=1e9)
+    simulation = Simulation(SharingChooser(), lambda depth: 500.0, land_mib_per_s=1e9)
     simulation.run(2048)
     assert simulation.chooser.state == "intra"
 
 
 def test_one_reader_alone_is_not_measured_and_uses_intra() -> None:
-    simulation = Simulation(OverlapChooser(), saturated)
+    simulation = Simulation(SharingChooser(), saturated)
     simulation.run(4096, readers=1)
     assert simulation.chooser.state == "measuring"
-    assert set(simulation.used_mib) == {Overlap.INTRA}
+    assert set(simulation.used_mib) == {Sharing.INTRA}
 
 
 def test_one_reader_alone_uses_intra_after_cross_was_chosen() -> None:
-    simulation = Simulation(OverlapChooser(), saturated)
+    simulation = Simulation(SharingChooser(), saturated)
     simulation.run(4096)
-    assert simulation.chooser.now(readers=2) is Overlap.CROSS
-    assert simulation.chooser.now(readers=1) is Overlap.INTRA
+    assert simulation.chooser.now(readers=2) is Sharing.CROSS
+    assert simulation.chooser.now(readers=1) is Sharing.INTRA
 
 
 def test_more_readers_are_measured_anew() -> None:
-    simulation = Simulation(OverlapChooser(), lambda depth: 2000.0 if depth < 5 else 200.0)
+    simulation = Simulation(SharingChooser(), lambda depth: 2000.0 if depth < 5 else 200.0)
     simulation.land_mib_per_s = 1e9
     simulation.run(4096)
     assert simulation.chooser.state == "intra"
@@ -213,18 +213,18 @@ def test_more_readers_are_measured_anew() -> None:
 
 
 def test_fragments_that_were_not_in_memory_are_not_measured() -> None:
-    simulation = Simulation(OverlapChooser(), saturated, cold_bytes=2 * MIB)
+    simulation = Simulation(SharingChooser(), saturated, cold_bytes=2 * MIB)
     simulation.run(4096)
     assert list(simulation.chooser.rates_bytes_per_s.values()) == [None, None]
-    assert set(simulation.used_mib) == {Overlap.INTRA}
+    assert set(simulation.used_mib) == {Sharing.INTRA}
     simulation.cold_bytes = 1 * MIB
     simulation.run(8192)
     assert simulation.chooser.state == "cross"
 
 
-@pytest.mark.parametrize("forced", list(Overlap))
-def test_a_forced_choice_is_kept_and_its_rate_is_shown(forced: Overlap) -> None:
-    simulation = Simulation(OverlapChooser(forced_overlap(forced.value)), saturated)
+@pytest.mark.parametrize("forced", list(Sharing))
+def test_a_forced_choice_is_kept_and_its_rate_is_shown(forced: Sharing) -> None:
+    simulation = Simulation(SharingChooser(forced_sharing(forced.value)), saturated)
     assert simulation.chooser.state == forced.value
     simulation.run(1024)
     assert set(simulation.used_mib) == {forced}
@@ -233,15 +233,15 @@ def test_a_forced_choice_is_kept_and_its_rate_is_shown(forced: Overlap) -> None:
 
 
 def test_auto_forces_nothing() -> None:
-    assert forced_overlap("auto") is None
+    assert forced_sharing("auto") is None
 
 
 def test_the_chooser_says_its_state_and_rates() -> None:
-    chooser = OverlapChooser()
-    assert repr(chooser) == "<OverlapChooser measuring>"
+    chooser = SharingChooser()
+    assert repr(chooser) == "<SharingChooser measuring>"
     simulation = Simulation(chooser, lambda depth: 512.0, land_mib_per_s=1e12)
     simulation.run(1024)
-    assert repr(chooser) == "<OverlapChooser intra, intra 512 MiB/s, cross 512 MiB/s>"
+    assert repr(chooser) == "<SharingChooser intra, intra 512 MiB/s, cross 512 MiB/s>"
 
 
 @settings(max_examples=30)
@@ -259,12 +259,12 @@ def test_the_chooser_says_its_state_and_rates() -> None:
 def test_whatever_is_read_measuring_is_bounded_and_one_reader_never_waits(
     phases: list[tuple[int, int, Rate, int]],
 ) -> None:
-    simulation = Simulation(OverlapChooser(), saturated)
+    simulation = Simulation(SharingChooser(), saturated)
     for readers, fragment_mib, rate, cold_bytes in phases:
         simulation.rate, simulation.cold_bytes = rate, cold_bytes
         simulation.fragment_mib = fragment_mib
         simulation.run(20 * fragment_mib, readers)
-        assert simulation.chooser.now(1) is Overlap.INTRA
+        assert simulation.chooser.now(1) is Sharing.INTRA
     # One measurement is free: two phases, each of what precedes it, warm-up, cold ones, a window
     # of 16 fragments or 0.1 s.
     largest_mib = max((phase[1] for phase in phases), default=0)
@@ -276,16 +276,16 @@ def test_whatever_is_read_measuring_is_bounded_and_one_reader_never_waits(
 # --- the gate -------------------------------------------------------------------------------------
 
 
-class Scripted(OverlapChooser):
+class Scripted(SharingChooser):
     """Changes its mind with every fragment, or never."""
 
-    def __init__(self, *choices: Overlap) -> None:
+    def __init__(self, *choices: Sharing) -> None:
         super().__init__()
         self._choices = choices
         self._asked = 0
         self.reported: list[tuple[int, int]] = []
 
-    def now(self, readers: int) -> Overlap:
+    def now(self, readers: int) -> Sharing:
         self._asked += 1
         return self._choices[self._asked % len(self._choices)]
 
@@ -318,7 +318,7 @@ class Device:
             self.readers -= 1
 
 
-def run_readers(gate: OverlapGate, device: Device, threads: int, fragments: int) -> list[int]:
+def run_readers(gate: SharingGate, device: Device, threads: int, fragments: int) -> list[int]:
     """Fragments that each thread has finished; a thread that is stuck shows."""
     done = [0] * threads
     begin = threading.Barrier(threads)
@@ -339,22 +339,22 @@ def run_readers(gate: OverlapGate, device: Device, threads: int, fragments: int)
 
 
 def test_in_cross_one_reader_is_in_the_device_part() -> None:
-    gate, device = OverlapGate(Scripted(Overlap.CROSS)), Device()
+    gate, device = SharingGate(Scripted(Sharing.CROSS)), Device()
     assert run_readers(gate, device, threads=6, fragments=300) == [300] * 6
     assert device.most == 1
 
 
 def test_switching_while_readers_are_inside_stops_nobody() -> None:
-    chooser = Scripted(Overlap.CROSS, Overlap.INTRA, Overlap.INTRA, Overlap.CROSS, Overlap.CROSS)
-    assert run_readers(OverlapGate(chooser), Device(), threads=6, fragments=1000) == [1000] * 6
+    chooser = Scripted(Sharing.CROSS, Sharing.INTRA, Sharing.INTRA, Sharing.CROSS, Sharing.CROSS)
+    assert run_readers(SharingGate(chooser), Device(), threads=6, fragments=1000) == [1000] * 6
     assert len(chooser.reported) == 6000
-    assert repr(OverlapGate(OverlapChooser())) == (
-        "<OverlapGate 0 readers, <OverlapChooser measuring>>"
+    assert repr(SharingGate(SharingChooser())) == (
+        "<SharingGate 0 readers, <SharingChooser measuring>>"
     )
 
 
 def test_in_intra_readers_are_in_the_device_part_together() -> None:
-    gate = OverlapGate(Scripted(Overlap.INTRA))
+    gate = SharingGate(Scripted(Sharing.INTRA))
     together = threading.Barrier(3, timeout=60)
 
     def read() -> None:
@@ -370,7 +370,7 @@ def test_in_intra_readers_are_in_the_device_part_together() -> None:
 
 
 def test_readers_take_the_device_in_the_order_in_which_they_came() -> None:
-    gate = OverlapGate(Scripted(Overlap.CROSS))
+    gate = SharingGate(Scripted(Sharing.CROSS))
     order: list[int] = []
     threads: list[threading.Thread] = []
 
@@ -390,10 +390,10 @@ def test_readers_take_the_device_in_the_order_in_which_they_came() -> None:
     assert order == list(range(8))
 
 
-@pytest.mark.parametrize("choice", list(Overlap))
-def test_a_reader_that_fails_gives_its_turn_back_and_is_not_measured(choice: Overlap) -> None:
+@pytest.mark.parametrize("choice", list(Sharing))
+def test_a_reader_that_fails_gives_its_turn_back_and_is_not_measured(choice: Sharing) -> None:
     chooser = Scripted(choice)
-    gate = OverlapGate(chooser)
+    gate = SharingGate(chooser)
     with (
         pytest.raises(OSError, match="rotten"),
         gate.fragment(1) as fragment,
@@ -407,8 +407,8 @@ def test_a_reader_that_fails_gives_its_turn_back_and_is_not_measured(choice: Ove
 
 def test_the_gate_reports_the_fewest_readers_that_shared_a_fragment() -> None:
     times_s = iter(range(100))
-    chooser = Scripted(Overlap.INTRA)
-    gate = OverlapGate(chooser, clock_s=lambda: float(next(times_s)))
+    chooser = Scripted(Sharing.INTRA)
+    gate = SharingGate(chooser, clock_s=lambda: float(next(times_s)))
     first, second = gate.fragment(1 * GIB), gate.fragment(2)
     with first:
         with second:

@@ -1,0 +1,1 @@
+"""NVMe commands to a namespace, past the file system."""
