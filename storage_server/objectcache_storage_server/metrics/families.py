@@ -72,6 +72,7 @@ def storage_families(means: GetMeans, lifecycle: LifecycleCounts) -> Iterator[Me
     """All of them, in the document's order. Takes engine and scheduler locks for copies only."""
     counts = means.counts
     yield from _of_deliveries(counts)
+    yield from _of_times(counts)
     yield from _of_schedule(means)
     yield from _of_tenants(means)
     yield from _of_errors(counts)
@@ -124,6 +125,9 @@ def _of_deliveries(counts: StorageCounts) -> Iterator[Metric]:
         ("phase",),
         _by_name(phases_s),
     )
+
+
+def _of_times(counts: StorageCounts) -> Iterator[Metric]:
     yield histogram(
         "delivery_duration_seconds",
         "From a request's arrival at the gateway to the end of its delivery.",

@@ -68,6 +68,16 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    _add_requests(parser)
+    _add_server(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="for programs")
+    output.add_argument("--csv", type=Path, metavar="FILE", help="write the figures there, too")
+    output.add_argument("--plot", type=Path, metavar="FILE.svg|png", help="draw them")
+    return parser
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
     requests = parser.add_argument_group("requests")
     requests.add_argument("--trace", type=Path, metavar="FILE", help="JSON lines, as Mooncake's")
     requests.add_argument(
@@ -119,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         help="the scheduler is told windows that are wrong by a factor from 1/F to F; default 1",
     )
     requests.add_argument("--seed", type=int, default=0, metavar="S", help="of all chance; 0")
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
     policy = server.add_mutually_exclusive_group()
     policy.add_argument("--policy", choices=POLICIES, metavar="P", help=", ".join(POLICIES))
@@ -153,11 +166,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N=WEIGHT[:CAP_GBPS]",
         help="share of the tenant with the Nth most requests; may be repeated",
     )
-    output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="for programs")
-    output.add_argument("--csv", type=Path, metavar="FILE", help="write the figures there, too")
-    output.add_argument("--plot", type=Path, metavar="FILE.svg|png", help="draw them")
-    return parser
 
 
 def _check(flag: str, value: float | None, least: float, most: float) -> None:
