@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from objectcache_schemas.operators.schedule import (
-    EVERY_EPOCH,
-    PolicyName,
-    RatesName,
-    ScheduleConfiguration,
-    TenantShare,
-)
+from objectcache_schemas.operators.schedule import ScheduleConfiguration, TenantShare
+from objectcache_schemas.policy_names import EVERY_EPOCH, PolicyName, RatesName
 from objectcache_storage_server.deliveries.plan import Plan
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.delivery_flow import Job

@@ -14,7 +14,8 @@ from benchmarks.basis.bench import Bench
 from benchmarks.basis.measure import Row, Samples
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import GIB, KIB, MIB
-from objectcache_schemas.operators.schedule import EVERY_EPOCH, ScheduleConfiguration
+from objectcache_schemas.operators.schedule import ScheduleConfiguration
+from objectcache_schemas.policy_names import EVERY_EPOCH
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.deliveries.delivery import Delivery
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from objectcache_schemas.operators.schedule import PolicyName
+from objectcache_schemas.policy_names import PolicyName
 
 TOKEN_LAYER_BYTES = 4096
 NUM_LAYERS = 32

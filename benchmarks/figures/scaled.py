@@ -17,7 +17,8 @@ from benchmarks.figures.paper_data import (
     TOKEN_LAYER_BYTES,
     PaperRequest,
 )
-from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName, ScheduleChanges
+from objectcache_schemas.operators.schedule import ScheduleChanges
+from objectcache_schemas.policy_names import FOR_LIFE, PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
 
 QUICK_LAYERS = 4

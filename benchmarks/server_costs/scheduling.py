@@ -16,14 +16,8 @@ from typing import Concatenate, ParamSpec, TypeVar, get_args
 
 from benchmarks.basis.bench import Bench
 from benchmarks.basis.measure import Row
-from objectcache_schemas.operators.schedule import (
-    EVERY_EPOCH,
-    FOR_LIFE,
-    PolicyName,
-    RatesName,
-    ScheduleConfiguration,
-    TenantShare,
-)
+from objectcache_schemas.operators.schedule import ScheduleConfiguration, TenantShare
+from objectcache_schemas.policy_names import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.lanes.due_times import PLANNED_MAX

@@ -21,16 +21,9 @@ from benchmarks.basis.report import commit, machine
 from benchmarks.shared_link.engine_process import BUCKET, EngineProcess, Place, engines
 from benchmarks.shared_link.requests import CAP_GBPS, FULL, QUICK, SCALE
 from benchmarks.shared_link.results import Results, Round, table
-from objectcache_schemas.operators.schedule import (
-    EVERY_EPOCH,
-    FOR_LIFE,
-    PolicyName,
-    RatesName,
-    ScheduleChanges,
-    ScheduleState,
-    SetSchedule,
-)
+from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState, SetSchedule
 from objectcache_schemas.operators.traces import GetTraces, Traces
+from objectcache_schemas.policy_names import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName
 from tests.servers import RunningServer, start_server
 from tests.storage_client import StorageClient
 

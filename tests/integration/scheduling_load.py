@@ -20,12 +20,12 @@ from objectcache_operations.console.app import app
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.operators.schedule import (
     GetSchedule,
-    PolicyName,
     ScheduleChanges,
     ScheduleState,
     SetSchedule,
 )
 from objectcache_schemas.operators.traces import DeliveryTrace, GetTraces, Traces
+from objectcache_schemas.policy_names import PolicyName
 from tests.integration.served import BOUND_S, QUIET_SETTINGS, Served, wait_until
 from tests.s3_clients import presigned_path
 from tests.storage_client import StorageClient

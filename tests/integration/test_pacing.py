@@ -19,8 +19,9 @@ import pytest
 from objectcache import Client, KvLayout
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName, ScheduleChanges
+from objectcache_schemas.operators.schedule import ScheduleChanges
 from objectcache_schemas.operators.traces import DeliveryTrace
+from objectcache_schemas.policy_names import FOR_LIFE, PolicyName
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher

@@ -11,7 +11,8 @@ import pytest
 
 from objectcache import Delivery
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName, ScheduleChanges
+from objectcache_schemas.operators.schedule import ScheduleChanges
+from objectcache_schemas.policy_names import FOR_LIFE, PolicyName
 from tests.integration.scheduling_load import (
     BYTES_PER_GBIT,
     EVERY_POLICY,

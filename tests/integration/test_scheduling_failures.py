@@ -23,13 +23,9 @@ from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError, Unavail
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.messages.kv import DeliveryAccepted, KvGet
 from objectcache_schemas.messages.reads import SendBody
-from objectcache_schemas.operators.schedule import (
-    PolicyName,
-    ScheduleChanges,
-    ScheduleState,
-    TenantShare,
-)
+from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState, TenantShare
 from objectcache_schemas.operators.server_state import GetHealth, Health
+from objectcache_schemas.policy_names import PolicyName
 from tests.integration.scheduling_load import (
     LAYOUT,
     Fetching,

@@ -15,7 +15,8 @@ import pytest
 
 from objectcache import Client, KvLayout
 from objectcache_schemas.limits import KIB
-from objectcache_schemas.operators.schedule import PolicyName, ScheduleChanges, TenantShare
+from objectcache_schemas.operators.schedule import ScheduleChanges, TenantShare
+from objectcache_schemas.policy_names import PolicyName
 from tests.integration.scheduling_load import (
     BYTES_PER_GBIT,
     EVERY_POLICY,

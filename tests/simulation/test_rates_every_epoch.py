@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from objectcache_runtime.settings import Settings
-from objectcache_schemas.operators.schedule import (
-    EVERY_EPOCH,
-    FOR_LIFE,
-    PolicyName,
-    RatesName,
-    TenantShare,
-)
+from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_schemas.policy_names import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName
 from objectcache_storage_server.admission.delivery_turns import AdmissionLimits
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES

@@ -15,7 +15,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from objectcache_schemas.operators.schedule import EVERY_EPOCH, PolicyName, RatesName, TenantShare
+from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_schemas.policy_names import EVERY_EPOCH, PolicyName, RatesName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.pace_link import Pace
 from objectcache_storage_server.scheduling.scheduler import (

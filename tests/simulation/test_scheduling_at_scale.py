@@ -15,7 +15,8 @@ from typing import get_args
 
 import pytest
 
-from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName, TenantShare
+from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_schemas.policy_names import FOR_LIFE, PolicyName
 from objectcache_storage_server.admission.delivery_turns import AdmissionLimits
 from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, FRAGMENT_S

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName, TenantShare
+from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_schemas.policy_names import FOR_LIFE, PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.delivery_flow import FLOW_CATCH_UP_S
 from objectcache_storage_server.scheduling.rates import policies, rated_pool

@@ -60,7 +60,7 @@ from benchmarks.figures.rates import (
 )
 from benchmarks.figures.scaled import ScaledRequest, schedule
 from objectcache_schemas.limits import BYTES_PER_GBIT, KIB, MIB
-from objectcache_schemas.operators.schedule import PolicyName
+from objectcache_schemas.policy_names import PolicyName
 
 SCALE = 16
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from objectcache_schemas.operators.schedule import PolicyName, TenantShare
+from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_schemas.policy_names import PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.rates import policies, rated_pool
 from objectcache_storage_server.scheduling.rates.assign_at_epochs import STARTED_MAX

@@ -8,13 +8,8 @@ from itertools import pairwise
 import pytest
 
 from objectcache_schemas.descriptor import RATE_MIN
-from objectcache_schemas.operators.schedule import (
-    EVERY_EPOCH,
-    FOR_LIFE,
-    PolicyName,
-    RatesName,
-    TenantShare,
-)
+from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_schemas.policy_names import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.delivery_flow import FLOW_CATCH_UP_S
 from objectcache_storage_server.scheduling.lanes.split_link import FAIR_FLOOR

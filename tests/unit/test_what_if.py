@@ -11,7 +11,7 @@ import pytest
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_schemas.operators.schedule import PolicyName
+from objectcache_schemas.policy_names import PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.what_if.__main__ import main
 from objectcache_storage_server.what_if.prediction import POLICIES, Link, predict

@@ -27,7 +27,8 @@ from benchmarks.figures.rates import (
 from benchmarks.figures.scaled import ScaledRequest, schedule
 from benchmarks.figures.served import Served, served
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName, ScheduleConfiguration
+from objectcache_schemas.operators.schedule import ScheduleConfiguration
+from objectcache_schemas.policy_names import FOR_LIFE, PolicyName
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,7 @@ from benchmarks.figures.paper_data import (
 )
 from benchmarks.figures.scaled import ScaledRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName
+from objectcache_schemas.policy_names import FOR_LIFE, PolicyName
 from objectcache_storage_server.what_if.prediction import Link, Prediction, predict
 from objectcache_storage_server.what_if.request_rows import Request
 

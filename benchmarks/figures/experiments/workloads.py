@@ -38,7 +38,7 @@ from benchmarks.figures.paper_data import LINK_GBPS, NUM_LAYERS, WORKLOADS, Pape
 from benchmarks.figures.plots import grouped_bars, panels
 from benchmarks.figures.scaled import QUICK_LAYERS, ScaledRequest, schedule
 from benchmarks.figures.served import Fetched, Served, served
-from objectcache_schemas.operators.schedule import PolicyName
+from objectcache_schemas.policy_names import PolicyName
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,10 +8,7 @@ import msgspec
 
 from objectcache_schemas.limits import CAP_GBPS_MAX
 from objectcache_schemas.messages.message import Changes, Message, request
-from objectcache_schemas.policy_names import EVERY_EPOCH as EVERY_EPOCH
-from objectcache_schemas.policy_names import FOR_LIFE as FOR_LIFE
-from objectcache_schemas.policy_names import PolicyName as PolicyName
-from objectcache_schemas.policy_names import RatesName as RatesName
+from objectcache_schemas.policy_names import PolicyName, RatesName
 
 
 class TenantShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from objectcache_schemas.descriptor import RATE_MIN
-from objectcache_schemas.operators.schedule import FOR_LIFE, PolicyName, ScheduleConfiguration
+from objectcache_schemas.operators.schedule import ScheduleConfiguration
+from objectcache_schemas.policy_names import FOR_LIFE, PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
 
 BYTES_PER_GBIT = 1e9 / 8

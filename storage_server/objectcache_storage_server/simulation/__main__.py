@@ -17,8 +17,8 @@ from objectcache_runtime.settings import Settings
 from objectcache_runtime.usable_paths import FileUse, check_path
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN
-from objectcache_schemas.operators.schedule import EVERY_EPOCH, PolicyName, TenantShare
-from objectcache_schemas.policy_names import RATES
+from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_schemas.policy_names import EVERY_EPOCH, RATES, PolicyName
 from objectcache_storage_server.admission.delivery_turns import AdmissionLimits
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT
 from objectcache_storage_server.simulation.arrivals import (

@@ -10,13 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from objectcache_schemas.errors import Busy
-from objectcache_schemas.operators.schedule import (
-    EVERY_EPOCH,
-    PolicyName,
-    RatesName,
-    ScheduleConfiguration,
-    TenantShare,
-)
+from objectcache_schemas.operators.schedule import ScheduleConfiguration, TenantShare
+from objectcache_schemas.policy_names import EVERY_EPOCH, PolicyName, RatesName
 from objectcache_storage_server.admission.delivery_turns import Admission, AdmissionLimits, Waiting
 from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, NextFragment, Scheduler

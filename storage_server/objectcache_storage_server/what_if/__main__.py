@@ -13,8 +13,7 @@ from rich.console import Console
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT, CAP_GBPS_MAX
-from objectcache_schemas.operators.schedule import EVERY_EPOCH
-from objectcache_schemas.policy_names import RATES
+from objectcache_schemas.policy_names import EVERY_EPOCH, RATES
 from objectcache_storage_server.what_if.prediction import POLICIES, Link, predict
 from objectcache_storage_server.what_if.report import as_json, comparison_table, policy_table
 from objectcache_storage_server.what_if.request_rows import read_requests

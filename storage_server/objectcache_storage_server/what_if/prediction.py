@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, get_args
 
-from objectcache_schemas.operators.schedule import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName
+from objectcache_schemas.policy_names import EVERY_EPOCH, FOR_LIFE, PolicyName, RatesName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lower_bound import least_delay_sum
 from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates

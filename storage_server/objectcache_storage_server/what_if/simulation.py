@@ -7,12 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import BYTES_PER_GBIT
-from objectcache_schemas.operators.schedule import (
-    EVERY_EPOCH,
-    PolicyName,
-    ScheduleConfiguration,
-    TenantShare,
-)
+from objectcache_schemas.operators.schedule import ScheduleConfiguration, TenantShare
+from objectcache_schemas.policy_names import EVERY_EPOCH, PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import Scheduler, Wait

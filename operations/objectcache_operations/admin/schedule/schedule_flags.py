@@ -21,8 +21,8 @@ from objectcache_runtime.amounts import (
 )
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN
-from objectcache_schemas.operators.schedule import PolicyName, RatesName, TenantShare
-from objectcache_schemas.policy_names import POLICIES, RATES
+from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_schemas.policy_names import POLICIES, RATES, PolicyName, RatesName
 
 EPOCH_MIN_S, EPOCH_MAX_S = 0.001, 10.0
 WEIGHT_MIN, WEIGHT_MAX = 0.001, 1000.0

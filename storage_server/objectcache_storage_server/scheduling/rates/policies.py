@@ -28,7 +28,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.operators.schedule import PolicyName
+from objectcache_schemas.policy_names import PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
 
 Weighting = Callable[[Sequence[Demand]], list[float]]
