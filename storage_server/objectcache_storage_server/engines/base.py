@@ -361,7 +361,7 @@ class Engine(ABC):
 
         An engine that lays neighbours out together overrides it.
         """
-        return _StagedApart(self, bucket, shape)
+        return StagedApart(self, bucket, shape)
 
     def stage_joined(
         self,
@@ -547,7 +547,7 @@ def check_unchanged(info: ObjectInfo, seen: ObjectInfo) -> None:
         raise PreconditionFailed(f"{info.key!r} was changed meanwhile; look at it again")
 
 
-class _StagedApart(StagedPrefix):
+class StagedApart(StagedPrefix):
     """One staged object a chunk, each on its own."""
 
     def __init__(self, engine: Engine, bucket: str, shape: PrefixShape) -> None:
@@ -564,9 +564,16 @@ class _StagedApart(StagedPrefix):
         self._shape = shape
 
     def write(self, position_bytes: int, data: memoryview) -> None:
+        for index, offset_bytes, piece in self.pieces(position_bytes, data):
+            self.staged[index].write_at(offset_bytes, piece)
+
+    def pieces(
+        self, position_bytes: int, data: memoryview
+    ) -> Iterator[tuple[int, int, memoryview]]:
+        """Where the payload's next bytes belong: chunk, offset in it, and the bytes."""
         done = 0
         while done < len(data):
             index, offset_bytes, room_bytes = self._shape.locate(position_bytes + done)
             piece = data[done : done + room_bytes]
-            self.staged[index].write_at(offset_bytes, piece)
+            yield index, offset_bytes, piece
             done += len(piece)

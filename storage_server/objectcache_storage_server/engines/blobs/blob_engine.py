@@ -6,6 +6,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -21,7 +22,9 @@ from objectcache_storage_server.engines.base import (
     Committed,
     EngineCapabilities,
     OpenObjects,
+    PrefixShape,
     Staged,
+    StagedPrefix,
     StagedPut,
     check_unchanged,
 )
@@ -35,7 +38,7 @@ from objectcache_storage_server.engines.blobs.blob_commit import BlobCommit, New
 from objectcache_storage_server.engines.blobs.blob_store import BlobRead, BlobStore, LostBlob
 from objectcache_storage_server.engines.blobs.open_versions import OpenVersion, OpenVersionCache
 from objectcache_storage_server.engines.blobs.read_blobs import PIECE_BYTES, BlobReader, OpenBlobs
-from objectcache_storage_server.engines.blobs.staged_blobs import StagedBlob
+from objectcache_storage_server.engines.blobs.staged_blobs import StagedAtOnce, StagedBlob
 from objectcache_storage_server.engines.block_checksums import BlockHasher
 from objectcache_storage_server.engines.bucket_rules import no_such_key
 from objectcache_storage_server.engines.catalog_engine import CatalogEngine, DamageCount
@@ -45,6 +48,7 @@ from objectcache_storage_server.engines.key_order import key_bytes
 
 DELETE_KEYS = 256  # of one transaction, which bounds what a delete on a full device needs
 CALL_S_MAX = 30.0  # that a call of the store may take
+WRITERS_MAX = 32  # threads that wait for writes of a store that is far away
 
 T = TypeVar("T")
 
@@ -83,6 +87,8 @@ class BlobEngine(CatalogEngine[BlobVersion], BlobReader):
         self._catalog = catalog
         self._clock = clock
         self._staged: set[StagedBlob] = set()
+        depth = min(store.capabilities.queue_depth, WRITERS_MAX)
+        self._writers = ThreadPoolExecutor(depth, "blob-write") if depth else None
         self._cache = OpenVersionCache(open_objects_max, store.release)
         self._recover()
 
@@ -117,6 +123,11 @@ class BlobEngine(CatalogEngine[BlobVersion], BlobReader):
         )
         self._staged.add(staged)
         return staged
+
+    def stage_prefix(self, bucket: str, shape: PrefixShape) -> StagedPrefix:
+        if self._writers is None:
+            return super().stage_prefix(bucket, shape)
+        return StagedAtOnce(self, bucket, shape, self._writers)
 
     def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
         check_batch(puts)
@@ -299,6 +310,8 @@ class BlobEngine(CatalogEngine[BlobVersion], BlobReader):
         for staged in list(self._staged):
             staged.discard()
         self._cache.clear()
+        if self._writers is not None:
+            self._writers.shutdown()
         self._catalog.close()
         self.store.close()
 
