@@ -22,6 +22,7 @@ import numpy.typing as npt
 from objectcache.channel.responses import PutResult
 from objectcache.client import CONNECTIONS_MAX, DEFAULT_REGION, TARGET_BYTES_MAX, TIMEOUT_S, Client
 from objectcache.deliveries.delivery import Delivery
+from objectcache.deliveries.delivery_facts import DeliveryFacts
 from objectcache.kv_bucket import KvBucket
 from objectcache.landing.targets import FabricTarget, SharedMemoryTarget
 from objectcache.payload import Bytes
@@ -66,60 +67,16 @@ class BlockingCalls:
         self._executor.shutdown(wait=wait)
 
 
-class AsyncDelivery:
+class AsyncDelivery(DeliveryFacts):
     """A `Delivery` for one event loop. See there; here waiting is awaiting."""
 
     def __init__(self, delivery: Delivery, calls: BlockingCalls) -> None:
+        super().__init__(delivery._progress, delivery._shape, delivery._head, delivery.transport)
         self._delivery = delivery
         self._calls = calls
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         delivery.progress.listen(partial(_set_on_loop, self._loop, self._changed))
-
-    @property
-    def chunk_count(self) -> int:
-        """Chunks delivered; fewer than asked only with `on_missing="truncate"`."""
-        return self._delivery.chunk_count
-
-    @property
-    def mode(self) -> str:
-        """`layerwise` or `chunkwise`."""
-        return self._delivery.mode
-
-    @property
-    def transport(self) -> str:
-        """`shared_memory`, `body`, `nixl` or `verbs`."""
-        return self._delivery.transport
-
-    @property
-    def request_id(self) -> str:
-        """The server's name for the request."""
-        return self._delivery.request_id
-
-    @property
-    def path(self) -> str | None:
-        """See `Delivery.path`."""
-        return self._delivery.path
-
-    @property
-    def rate_bytes_per_s(self) -> int | None:
-        """See `Delivery.rate_bytes_per_s`."""
-        return self._delivery.rate_bytes_per_s
-
-    @property
-    def window_source(self) -> str | None:
-        """See `Delivery.window_source`."""
-        return self._delivery.window_source
-
-    @property
-    def layers(self) -> range:
-        """The layers of the delivery."""
-        return self._delivery.layers
-
-    @property
-    def arrivals_s(self) -> tuple[float | None, ...]:
-        """See `Delivery.arrivals_s`."""
-        return self._delivery.arrivals_s
 
     async def wait_layer(self, layer: int, timeout_s: float | None = None) -> Bytes:
         """See `Delivery.wait_layer`."""

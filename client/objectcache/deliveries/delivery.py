@@ -8,6 +8,7 @@ from typing import Self
 from objectcache.arguments import checked_compute_s
 from objectcache.channel.responses import DeliveryHead
 from objectcache.deliveries.consumption import ConsumptionReports, no_reports
+from objectcache.deliveries.delivery_facts import DeliveryFacts
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.deliveries.receivers import LayerReceiver
 from objectcache.landing.targets import Target
@@ -16,7 +17,7 @@ from objectcache.payload import Bytes, PayloadShape
 CLOSE_TIMEOUT_S = 5.0  # for threads and servers that are about to end anyway
 
 
-class Delivery:
+class Delivery(DeliveryFacts):
     """Layers that arrive in order. Use it in a `with` block, from one thread.
 
     The server's scheduler hears what the engine has consumed where the layers land in shared
@@ -45,70 +46,12 @@ class Delivery:
         """`owner` is kept alive with the delivery. Without a receiver everything is there; without
         a head no server was asked.
         """
-        self._progress = progress
-        self._shape = shape
+        super().__init__(progress, shape, head, transport)
         self._payload = shape.payload(memory)
         self._receiver = receiver
         self._target = target
         self._owner = owner
         self._reports = reports or no_reports(progress)
-        self._head = head
-        self.transport = transport
-
-    @property
-    def request_id(self) -> str:
-        """The request's name in the servers' logs and traces."""
-        return self._head.request_id if self._head else ""
-
-    @property
-    def path(self) -> str | None:
-        """The path that the server took: s3tcp, buffer, direct, batch or agg; None: it does not
-        say.
-        """
-        return self._head.path if self._head else None
-
-    @property
-    def rate_bytes_per_s(self) -> int | None:
-        """The rate that the server assigned when the delivery began; None: it assigned none. It may
-        change while others come and go (the server's `scheduler.rates`).
-        """
-        return self._head.rate_bytes_per_s if self._head else None
-
-    @property
-    def window_source(self) -> str | None:
-        """Where the server has the compute window from: descriptor, profile or learned; whole:
-        nothing is computed between layers; disbelieved: shorter than any layer takes.
-
-        None: it has none, or does not say.
-        """
-        return self._head.window_source if self._head else None
-
-    @property
-    def chunk_count(self) -> int:
-        """Chunks delivered; fewer than asked only with `on_missing="truncate"`."""
-        return self._shape.chunk_count
-
-    @property
-    def slice_bytes(self) -> int:
-        """Bytes of one chunk's slice of a layer."""
-        return self._shape.slice_bytes
-
-    @property
-    def mode(self) -> str:
-        """`layerwise` or `chunkwise`."""
-        return self._shape.mode.value
-
-    @property
-    def layers(self) -> range:
-        """The layers of the delivery."""
-        return range(self._shape.first_layer, self._shape.end_layer)
-
-    @property
-    def arrivals_s(self) -> tuple[float | None, ...]:
-        """For each layer of `layers`, seconds from the fetch call until it was usable; None until
-        then.
-        """
-        return tuple(self._progress.arrivals_s)
 
     @property
     def progress(self) -> LayerProgress:
