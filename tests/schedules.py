@@ -8,11 +8,11 @@ from objectcache_schemas.operators.schedule import ScheduleConfiguration, Tenant
 from objectcache_schemas.policy_names import EVERY_EPOCH, PolicyName, RatesName
 from objectcache_storage_server.deliveries.plan import Plan
 from objectcache_storage_server.scheduling.demand import Demand
-from objectcache_storage_server.scheduling.lanes.delivery_flow import Job
+from objectcache_storage_server.scheduling.lanes.delivery_flow import ScheduledJob
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
-JobT = TypeVar("JobT", bound=Job)
+JobT = TypeVar("JobT", bound=ScheduledJob)
 
 
 def a_configuration(

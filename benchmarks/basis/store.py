@@ -18,7 +18,7 @@ from objectcache_runtime.settings import ServerSettings, Settings, StorageSettin
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Condition, Verification
-from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.deliveries.delivery import ServedDelivery
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import plan_chunks, target_fragment_bytes
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
@@ -108,7 +108,7 @@ class Store:
         recorder = DeliveryRecorder(
             "", BUCKET, "", started_s=time.monotonic(), started_unix_s=time.time()
         )
-        delivery = Delivery(plan, opened, transport, lambda _: ended.set(), recorder)
+        delivery = ServedDelivery(plan, opened, transport, lambda _: ended.set(), recorder)
         layer_bytes = geometry.payload_bytes // geometry.num_layers
         self._dispatcher.add(delivery, Demand(layer_bytes, None, geometry.num_layers))
         ended.wait()

@@ -17,7 +17,7 @@ from objectcache_schemas.limits import GIB, KIB, MIB
 from objectcache_schemas.operators.schedule import ScheduleConfiguration
 from objectcache_schemas.policy_names import EVERY_EPOCH
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.deliveries.delivery import ServedDelivery
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import plan_chunks
 from objectcache_storage_server.engines.base import Engine, PrefixShape, StagedPut
@@ -106,7 +106,7 @@ def _deliver(engine: Engine, client: MemoryTransport) -> None:
     descriptor = Descriptor(KEYS, LAYERS, 16, SLICE_BYTES, DeliveryMode.LAYERWISE)
     plan = plan_chunks(descriptor, opened.placements(), DeliveryMode.LAYERWISE, FRAGMENT_BYTES)
     recorder = DeliveryRecorder("far", "far", "bench", started_s=0.0, started_unix_s=0.0)
-    delivery = Delivery(plan, opened, client, lambda _: ended.set(), recorder)
+    delivery = ServedDelivery(plan, opened, client, lambda _: ended.set(), recorder)
     dispatcher.add(delivery, Demand(plan.payload_bytes // LAYERS, None, LAYERS))
     ended.wait()
     assert delivery.error is None, delivery.error

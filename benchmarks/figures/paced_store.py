@@ -17,7 +17,7 @@ from benchmarks.figures.rates import Stamp, at_once
 from benchmarks.figures.scaled import ScaledRequest
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.operators.schedule import ScheduleConfiguration
-from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.deliveries.delivery import ServedDelivery
 from objectcache_storage_server.deliveries.plan import plan_chunks, target_fragment_bytes
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
 
@@ -92,7 +92,7 @@ class _Running:
         recorder = DeliveryRecorder(
             "", BUCKET, "", started_s=time.monotonic(), started_unix_s=time.time()
         )
-        self.delivery = Delivery(
+        self.delivery = ServedDelivery(
             plan, opened, self._transport, self._on_end, recorder, self._on_admitted
         )
 
@@ -110,7 +110,7 @@ class _Running:
     def _on_admitted(self, rate_bytes_per_s: float | None) -> None:
         self._rate = rate_bytes_per_s
 
-    def _on_end(self, delivery: Delivery) -> None:
+    def _on_end(self, delivery: ServedDelivery) -> None:
         self._service.schedule.dispatcher.remove(delivery)
         self.ended.set()
 

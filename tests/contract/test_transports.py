@@ -30,7 +30,7 @@ from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheE
 from objectcache_schemas.messages.sessions import DeliveryFailure, LayersReady
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.admission.client_pace import ClientPace
-from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.delivery import DeliveryState, ServedDelivery
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import ChunkPlan, plan_chunks
 from objectcache_storage_server.engines.base import Engine, StagedPut
@@ -68,7 +68,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def dispatcher() -> Iterator[Dispatcher]:
-    dispatcher = Dispatcher(2, a_scheduler(Delivery))
+    dispatcher = Dispatcher(2, a_scheduler(ServedDelivery))
     yield dispatcher
     dispatcher.close()
 
@@ -315,7 +315,7 @@ class Run:
         self._loop = asyncio.get_running_loop()
         self._dispatcher = dispatcher
         self.harness: Harness = kind(self._wake, self.ended)
-        self.delivery = Delivery(
+        self.delivery = ServedDelivery(
             self.plan, opened, self.harness.transport, self._on_end, a_recorder()
         )
 
@@ -325,7 +325,7 @@ class Run:
     def start(self) -> None:
         self._dispatcher.add(self.delivery, demand_of(self.plan))
 
-    def _on_end(self, delivery: Delivery) -> None:
+    def _on_end(self, delivery: ServedDelivery) -> None:
         self._dispatcher.remove(delivery)
         self.harness.transport.when_quiet(self._quiet)
 

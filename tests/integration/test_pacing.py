@@ -23,7 +23,7 @@ from objectcache_schemas.operators.schedule import ScheduleChanges
 from objectcache_schemas.operators.traces import DeliveryTrace
 from objectcache_schemas.policy_names import FOR_LIFE, PolicyName
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.delivery import DeliveryState, ServedDelivery
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import plan_chunks
 from objectcache_storage_server.engines.base import Engine, StagedPut
@@ -191,14 +191,14 @@ class Running:
         self.transport = StampingTransport(plan.payload_bytes)
         self.ended = threading.Event()
         self._dispatcher = dispatcher
-        self.delivery = Delivery(plan, opened, self.transport, self._end, a_recorder())
+        self.delivery = ServedDelivery(plan, opened, self.transport, self._end, a_recorder())
         self.demand = Demand(chunk_count * SLICE_BYTES, LIFE_S / LAYERS, LAYERS)
 
-    def _end(self, delivery: Delivery) -> None:
+    def _end(self, delivery: ServedDelivery) -> None:
         self._dispatcher.remove(delivery)
         self.ended.set()
 
-    def add(self, scheduler: Scheduler[Delivery]) -> Flow[Delivery]:
+    def add(self, scheduler: Scheduler[ServedDelivery]) -> Flow[ServedDelivery]:
         """Under the dispatcher's lock, so that all wait for the same epoch."""
         scheduler.add(self.delivery, self.demand, time.monotonic(), pooled=True)
         flow = scheduler.flow(self.delivery)
@@ -210,14 +210,14 @@ class Running:
         assert self.delivery.state is DeliveryState.COMPLETE
         assert self.transport.written_bytes == self.demand.payload_bytes
 
-    def achieved(self, flow: Flow[Delivery]) -> Achieved:
+    def achieved(self, flow: Flow[ServedDelivery]) -> Achieved:
         """From the moment at which it got its rate."""
         assert flow.rate_bytes_per_s is not None
         elapsed_s = self.transport.stamps[-1].at_s - flow.begun_s
         return Achieved(flow.rate_bytes_per_s, self.demand.payload_bytes / elapsed_s)
 
 
-def run_together(engine: Engine, policy: PolicyName) -> list[tuple[Running, Flow[Delivery]]]:
+def run_together(engine: Engine, policy: PolicyName) -> list[tuple[Running, Flow[ServedDelivery]]]:
     """All deliveries at once, to their ends, with the cap checked."""
     configuration = a_configuration(policy, CAP_GBPS, margin_gbps=MARGIN_GBPS, rates=FOR_LIFE)
     dispatcher = Dispatcher(READERS, Scheduler(configuration, time.monotonic()))

@@ -14,7 +14,7 @@ import pytest
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, Unavailable
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.delivery import DeliveryState, ServedDelivery
 from objectcache_storage_server.deliveries.plan import (
     plan_chunks,
 )
@@ -51,10 +51,10 @@ class Simulation:
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self.random = random.Random(seed)
-        self.schedule = a_scheduler(Delivery)
-        self.ended: list[Delivery] = []
-        self.taken: list[tuple[Delivery, Fragment]] = []  # by readers that have not finished
-        self.clients: dict[Delivery, SlowClient] = {}
+        self.schedule = a_scheduler(ServedDelivery)
+        self.ended: list[ServedDelivery] = []
+        self.taken: list[tuple[ServedDelivery, Fragment]] = []  # by readers that have not finished
+        self.clients: dict[ServedDelivery, SlowClient] = {}
         for _ in range(DELIVERIES):
             mode = self.random.choice([DeliveryMode.LAYERWISE, DeliveryMode.CHUNKWISE])
             self.start(engine, mode)
@@ -65,11 +65,11 @@ class Simulation:
         opened = engine.open_many("b", keys)
         plan = plan_chunks(descriptor, opened.placements(), mode, FRAGMENT)
         client = SlowClient(plan.payload_bytes, self.random.randint(1, 3))
-        delivery = Delivery(plan, opened, client, self.end, a_recorder())
+        delivery = ServedDelivery(plan, opened, client, self.end, a_recorder())
         self.clients[delivery] = client
         self.schedule.add(delivery, demand_of(plan), 0.0, pooled=False)
 
-    def end(self, delivery: Delivery) -> None:
+    def end(self, delivery: ServedDelivery) -> None:
         self.ended.append(delivery)
         self.schedule.remove(delivery, 0.0)
 

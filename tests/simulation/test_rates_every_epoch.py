@@ -20,7 +20,12 @@ from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Sche
 from objectcache_storage_server.simulation.arrivals import Arrival
 from objectcache_storage_server.simulation.machine import Machine
 from objectcache_storage_server.simulation.mix import poisson_arrivals, rate_for, read_mix
-from objectcache_storage_server.simulation.run import FRAGMENT_S, Outcome, Schedule, simulate
+from objectcache_storage_server.simulation.run import (
+    FRAGMENT_S,
+    Outcome,
+    SimulatedSchedule,
+    simulate,
+)
 from tests.scheduled_jobs import Job
 from tests.schedules import a_configuration
 from tests.unit.paper_tables import COMPUTE_WINDOWS, MARGIN_GBPS
@@ -45,7 +50,7 @@ def staggered(policy: PolicyName, rates: RatesName, queue_timeout_s: float) -> O
         for at_s, (tokens, window_ms) in ((0.0, LARGE), (STAGGER_S, SMALL))
     ]
     limits = AdmissionLimits(256, 256, 64, queue_timeout_s)
-    schedule = Schedule(policy, MARGIN_GBPS, EPOCH_S, limits, rates=rates)
+    schedule = SimulatedSchedule(policy, MARGIN_GBPS, EPOCH_S, limits, rates=rates)
     return simulate(arrivals, Machine(5 * BYTES_PER_GBIT), schedule)
 
 
@@ -100,7 +105,7 @@ def test_at_seventy_percent_of_the_link_nobody_waits_longer_than_an_epoch_for_a_
         queue_max=of_settings.scheduler.queue_max,
         queue_timeout_s=EPOCH_S + FRAGMENT_S,
     )
-    schedule = Schedule(policy, MARGIN_GBPS, EPOCH_S, limits)
+    schedule = SimulatedSchedule(policy, MARGIN_GBPS, EPOCH_S, limits)
     outcome = simulate(arrivals, link, schedule)
     assert (len(outcome.clients), outcome.refused) == (len(arrivals), [])
     for_life = simulate(arrivals, link, replace(schedule, rates=FOR_LIFE))

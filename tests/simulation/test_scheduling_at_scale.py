@@ -40,7 +40,7 @@ from objectcache_storage_server.simulation.measures import (
 from objectcache_storage_server.simulation.mix import poisson_arrivals, rate_for, read_mix
 from objectcache_storage_server.simulation.mooncake import trace_arrivals
 from objectcache_storage_server.simulation.run import FRAGMENT_S as COARSE_S
-from objectcache_storage_server.simulation.run import Outcome, Schedule, simulate
+from objectcache_storage_server.simulation.run import Outcome, SimulatedSchedule, simulate
 from tests.unit.paper_tables import COMPUTE_WINDOWS, MARGIN_GBPS, WORKLOADS
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -52,8 +52,8 @@ LINK = Machine(50 * BYTES_PER_GBIT)
 
 def a_schedule(
     policy: PolicyName, limits: AdmissionLimits = LIMITS, fragment_s: float = COARSE_S
-) -> Schedule:
-    return Schedule(policy, MARGIN_GBPS, EPOCH_S, limits, fragment_s)
+) -> SimulatedSchedule:
+    return SimulatedSchedule(policy, MARGIN_GBPS, EPOCH_S, limits, fragment_s)
 
 
 def some_arrivals(requests: int = 60, rate_per_s: float = 2.0, seed: int = 3) -> list[Arrival]:

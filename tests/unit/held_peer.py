@@ -14,7 +14,7 @@ from objectcache_fabrics.registered_memory import RemoteMemory
 from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_storage_server.conversations.sessions import Session
-from objectcache_storage_server.transports.targets import Target, TargetRegistry
+from objectcache_storage_server.transports.targets import RegisteredTarget, TargetRegistry
 
 ADDRESS = 0x7000_0000
 DEADLINE_S = 20.0
@@ -99,7 +99,7 @@ class HeldPeer(FabricPeer):
         registry: TargetRegistry,
         owner: Session,
         post: Callable[[msgspec.Struct], None],
-    ) -> Target:
+    ) -> RegisteredTarget:
         """Its memory as a target of the session."""
         memory = RemoteTargetMemory("nixl", self.remote, self, post)
         return registry.register_remote(owner, memory)

@@ -12,7 +12,11 @@ import pytest
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_schemas.records import BucketInfo
-from objectcache_storage_server.deliveries.delivery import YIELD_S_MAX, Delivery, DeliveryState
+from objectcache_storage_server.deliveries.delivery import (
+    YIELD_S_MAX,
+    DeliveryState,
+    ServedDelivery,
+)
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import (
     plan_chunks,
@@ -79,17 +83,17 @@ def opened_chunk() -> OpenObjects:
 
 def a_delivery(
     client: MemoryTransport,
-    on_end: Callable[[Delivery], None],
+    on_end: Callable[[ServedDelivery], None],
     opened: OpenObjects | None = None,
-) -> Delivery:
+) -> ServedDelivery:
     """One whose fragments are its layers."""
     opened = opened or opened_chunk()
     descriptor = Descriptor(("k",), LAYERS, 16, SLICE, DeliveryMode.LAYERWISE)
     plan = plan_chunks(descriptor, opened.placements(), DeliveryMode.LAYERWISE, SLICE)
-    return Delivery(plan, opened, client, on_end, a_recorder())
+    return ServedDelivery(plan, opened, client, on_end, a_recorder())
 
 
-def taken(delivery: Delivery) -> Fragment:
+def taken(delivery: ServedDelivery) -> Fragment:
     fragment = delivery.take()
     assert fragment is not None
     return fragment
@@ -128,7 +132,7 @@ def yields_of(monkeypatch: pytest.MonkeyPatch, layers: int, yielding: Callable[[
     opened = engine.open_many("b", ["k"])
     descriptor = Descriptor(("k",), layers, 16, SLICE, DeliveryMode.LAYERWISE)
     plan = plan_chunks(descriptor, opened.placements(), DeliveryMode.LAYERWISE, SLICE)
-    delivery = Delivery(plan, opened, Told(layers * SLICE), lambda _: None, a_recorder())
+    delivery = ServedDelivery(plan, opened, Told(layers * SLICE), lambda _: None, a_recorder())
     while (fragment := delivery.take()) is not None:
         delivery.execute(fragment)
     assert events[0] == "announce"
@@ -175,7 +179,7 @@ class SlowSocket(Client):
 
 
 def test_a_slow_announcement_holds_up_neither_the_scheduler_nor_other_readers() -> None:
-    client, ends = SlowSocket(), list[Delivery]()
+    client, ends = SlowSocket(), list[ServedDelivery]()
     delivery = a_delivery(client, ends.append)
     first = taken(delivery)
     announcing = in_thread(lambda: delivery.execute(first))
@@ -193,7 +197,7 @@ def test_a_slow_announcement_holds_up_neither_the_scheduler_nor_other_readers() 
 
 
 def test_announcements_of_many_readers_come_in_order_and_before_the_end() -> None:
-    client, ends = SlowSocket(), list[Delivery]()
+    client, ends = SlowSocket(), list[ServedDelivery]()
     delivery = a_delivery(client, ends.append)
     fragments = [taken(delivery) for _ in range(LAYERS)]
     announcing = in_thread(lambda: delivery.execute(fragments[0]))
@@ -208,7 +212,7 @@ def test_announcements_of_many_readers_come_in_order_and_before_the_end() -> Non
 
 
 def test_whoever_cancels_during_an_announcement_is_told_after_it_and_once() -> None:
-    client, ends = SlowSocket(), list[Delivery]()
+    client, ends = SlowSocket(), list[ServedDelivery]()
     delivery = a_delivery(client, ends.append)
     fragment = taken(delivery)
     announcing = in_thread(lambda: delivery.execute(fragment))
@@ -224,7 +228,7 @@ def test_whoever_cancels_during_an_announcement_is_told_after_it_and_once() -> N
 
 
 def test_a_cancellation_while_the_last_layer_is_announced_comes_too_late() -> None:
-    client, ends = SlowSocket(), list[Delivery]()
+    client, ends = SlowSocket(), list[ServedDelivery]()
     delivery = a_delivery(client, ends.append)
     fragments = [taken(delivery) for _ in range(LAYERS)]
     client.go_on.set()
@@ -246,7 +250,7 @@ def test_a_cancellation_while_the_last_layer_is_announced_comes_too_late() -> No
 
 @pytest.mark.parametrize("end_layer", [1, 2, LAYERS])
 def test_a_layer_that_cannot_be_announced_fails_the_delivery_from_there(end_layer: int) -> None:
-    client, ends = Client(f"announce {end_layer}"), list[Delivery]()
+    client, ends = Client(f"announce {end_layer}"), list[ServedDelivery]()
     delivery = a_delivery(client, ends.append)
     while (fragment := delivery.take()) is not None:
         delivery.execute(fragment)
@@ -259,7 +263,7 @@ def test_a_layer_that_cannot_be_announced_fails_the_delivery_from_there(end_laye
 
 @pytest.mark.parametrize("fault", ["reserve 0", f"reserve {SLICE}", "written 0"])
 def test_a_transport_that_breaks_fails_its_delivery_which_ends(fault: str) -> None:
-    client, ends = Client(fault), list[Delivery]()
+    client, ends = Client(fault), list[ServedDelivery]()
     delivery = a_delivery(client, ends.append)
     while (fragment := delivery.take()) is not None:
         assert ends == []  # not where the scheduler's lock is held
@@ -269,7 +273,7 @@ def test_a_transport_that_breaks_fails_its_delivery_which_ends(fault: str) -> No
 
 
 def test_a_plan_that_breaks_fails_its_delivery_which_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, ends = Client(), list[Delivery]()
+    client, ends = Client(), list[ServedDelivery]()
     delivery = a_delivery(client, ends.append)
     monkeypatch.setattr(delivery, "_progress", None)
     delivery.execute(taken(delivery))
@@ -287,9 +291,9 @@ def test_whatever_breaks_at_the_end_the_rest_of_the_end_is_done(
         raise Breakdown
 
     monkeypatch.setattr(opened, "close", broken_close)
-    ends: list[Delivery] = []
+    ends: list[ServedDelivery] = []
 
-    def broken_end(delivery: Delivery) -> None:
+    def broken_end(delivery: ServedDelivery) -> None:
         ends.append(delivery)
         raise Breakdown
 
@@ -309,7 +313,7 @@ def test_whatever_breaks_at_the_end_the_rest_of_the_end_is_done(
 # --- the dispatcher's threads ---
 
 
-class FaultyScheduler(Scheduler[Delivery]):
+class FaultyScheduler(Scheduler[ServedDelivery]):
     """Breaks in `next` while `faults` are left; `after_take`: when a fragment was taken."""
 
     def __init__(self, faults: int, *, after_take: bool) -> None:
@@ -344,7 +348,7 @@ def test_a_scheduler_that_breaks_costs_neither_a_thread_nor_a_delivery(
         ended = threading.Event()
         client = Client()
 
-        def end(delivery: Delivery, ended: threading.Event = ended) -> None:
+        def end(delivery: ServedDelivery, ended: threading.Event = ended) -> None:
             dispatcher.remove(delivery)
             ended.set()
 
@@ -358,12 +362,12 @@ def test_a_scheduler_that_breaks_costs_neither_a_thread_nor_a_delivery(
     assert len(faults) == 1  # not a line for each
 
 
-class FarScheduler(Scheduler[Delivery]):
+class FarScheduler(Scheduler[ServedDelivery]):
     """Without deliveries it has something to do in more seconds than any clock has."""
 
     asked: threading.Event
 
-    def next(self, now_s: float) -> NextFragment[Delivery] | Wait:
+    def next(self, now_s: float) -> NextFragment[ServedDelivery] | Wait:
         if self.flows():
             return super().next(now_s)
         self.asked.set()
@@ -378,7 +382,7 @@ def test_a_thread_outlives_a_wait_that_is_longer_than_any_clock(threads: list[Di
     assert scheduler.asked.wait(BOUND_S)
     ended = threading.Event()
 
-    def end(delivery: Delivery) -> None:
+    def end(delivery: ServedDelivery) -> None:
         dispatcher.remove(delivery)
         ended.set()
 
@@ -390,15 +394,15 @@ def test_a_thread_outlives_a_wait_that_is_longer_than_any_clock(threads: list[Di
 def test_a_delivery_that_breaks_everywhere_leaves_its_threads_to_others(
     threads: list[Dispatcher],
 ) -> None:
-    dispatcher = Dispatcher(1, a_scheduler(Delivery))
+    dispatcher = Dispatcher(1, a_scheduler(ServedDelivery))
     threads.append(dispatcher)
     ended = threading.Event()
 
-    def broken_end(delivery: Delivery) -> None:
+    def broken_end(delivery: ServedDelivery) -> None:
         dispatcher.remove(delivery)
         raise Breakdown
 
-    def end(delivery: Delivery) -> None:
+    def end(delivery: ServedDelivery) -> None:
         dispatcher.remove(delivery)
         ended.set()
 

@@ -30,7 +30,7 @@ from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.s3 import object_gets
 from objectcache_storage_server.testing import WrappedEngine, WrappedOpenObjects
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
-from objectcache_storage_server.transports.targets import Lease, Target, TargetRegistry
+from objectcache_storage_server.transports.targets import Lease, RegisteredTarget, TargetRegistry
 from tests.contract.engine_suite import put
 from tests.integration.served import wait_until
 from tests.storage_client import sealed_memory_file
@@ -88,7 +88,9 @@ class Gets:
         self.client, self.near = host.connection()
         self.session = Session("alice", self.near)
         file = sealed_memory_file(CHUNK.chunk_bytes)
-        self.target: Target = self.service.targets.register(self.session, file, CHUNK.chunk_bytes)
+        self.target: RegisteredTarget = self.service.targets.register(
+            self.session, file, CHUNK.chunk_bytes
+        )
         os.close(file)
 
     def request(self, *, into_target: bool) -> KvGet:

@@ -11,8 +11,8 @@ import pytest
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.delivery_flow import FLOW_CATCH_UP_S, Flow
 from objectcache_storage_server.scheduling.lanes.due_times import PLANNED_MAX
-from objectcache_storage_server.scheduling.lanes.fair_lane import FairLane, Lane
-from objectcache_storage_server.scheduling.lanes.keyed_line import Line
+from objectcache_storage_server.scheduling.lanes.fair_lane import FairLane, FlowLane
+from objectcache_storage_server.scheduling.lanes.keyed_line import KeyedLine
 from objectcache_storage_server.scheduling.lanes.rate_lane import RateLane
 from objectcache_storage_server.scheduling.lanes.split_link import Sides
 from objectcache_storage_server.scheduling.lanes.urgent_lane import UrgentLane
@@ -36,7 +36,7 @@ def a_flow(
     return flow
 
 
-def send(lane: Lane[Job], now_s: float, length_bytes: int) -> Flow[Job]:
+def send(lane: FlowLane[Job], now_s: float, length_bytes: int) -> Flow[Job]:
     flow = lane.choose(now_s)
     assert flow is not None
     flow.pace.charge(length_bytes, now_s)
@@ -49,7 +49,7 @@ def send(lane: Lane[Job], now_s: float, length_bytes: int) -> Flow[Job]:
 
 
 def test_a_line_gives_the_least_key_and_among_equals_the_first_to_come() -> None:
-    line: Line[str] = Line()
+    line: KeyedLine[str] = KeyedLine()
     for item, key in (("a", 2.0), ("b", 1.0), ("c", 1.0)):
         line.put(item, key)
     assert line.first() == (1.0, "b")
@@ -63,7 +63,7 @@ def test_a_line_gives_the_least_key_and_among_equals_the_first_to_come() -> None
 
 
 def test_a_line_does_not_grow_with_the_times_an_item_moves_nor_keep_it_alive() -> None:
-    line: Line[Flow[Job]] = Line()
+    line: KeyedLine[Flow[Job]] = KeyedLine()
     staying, leaving = a_flow(), a_flow()
     line.put(staying, 0.0)
     for key in range(1000):
@@ -84,7 +84,7 @@ LANES = [FairLane, lambda: RateLane(Sides()), lambda: UrgentLane(lambda now_s: 1
 
 @pytest.mark.parametrize("make", LANES)
 def test_who_sleeps_is_not_chosen_until_it_is_woken(make: type[FairLane[Job]]) -> None:
-    lane: Lane[Job] = make()
+    lane: FlowLane[Job] = make()
     flow = a_flow(rate=1e6)
     lane.add(flow, 0.0)
     assert lane.choose(0.0) is flow
@@ -97,7 +97,7 @@ def test_who_sleeps_is_not_chosen_until_it_is_woken(make: type[FairLane[Job]]) -
 
 @pytest.mark.parametrize("make", LANES)
 def test_who_is_parked_is_chosen_when_its_time_comes(make: type[FairLane[Job]]) -> None:
-    lane: Lane[Job] = make()
+    lane: FlowLane[Job] = make()
     flow = a_flow(rate=1e6)
     lane.add(flow, 0.0)
     assert lane.choose(0.0) is flow
@@ -109,7 +109,7 @@ def test_who_is_parked_is_chosen_when_its_time_comes(make: type[FairLane[Job]]) 
 
 @pytest.mark.parametrize("make", LANES)
 def test_who_was_discarded_is_not_chosen_whatever_it_was_doing(make: type[FairLane[Job]]) -> None:
-    lane: Lane[Job] = make()
+    lane: FlowLane[Job] = make()
     flows = [a_flow(rate=1e6, tenant="t") for _ in range(4)]
     for flow in flows:
         lane.add(flow, 0.0)
@@ -126,7 +126,7 @@ def test_who_was_discarded_is_not_chosen_whatever_it_was_doing(make: type[FairLa
 
 @pytest.mark.parametrize("make", LANES)
 def test_of_those_held_for_a_tenant_one_is_let_go_at_a_time(make: type[FairLane[Job]]) -> None:
-    lane: Lane[Job] = make()
+    lane: FlowLane[Job] = make()
     flows = [a_flow(rate=1e6, tenant="t") for _ in range(3)]
     for flow in flows:
         lane.add(flow, 0.0)

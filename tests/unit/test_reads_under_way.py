@@ -16,7 +16,7 @@ import pytest
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DamagedData, DeliveryFailed, ObjectCacheError, Unavailable
-from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.delivery import DeliveryState, ServedDelivery
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
 from objectcache_storage_server.deliveries.plan import plan_chunks
 from objectcache_storage_server.engines.base import Engine, PrefixShape, StagedPut
@@ -98,16 +98,16 @@ class Reading:
         self.client = MemoryTransport(len(PAYLOAD))
         self.ended = threading.Event()
         depth = engine.capabilities.queue_depth
-        self.dispatcher = Dispatcher(2, a_scheduler(Delivery), depth)
+        self.dispatcher = Dispatcher(2, a_scheduler(ServedDelivery), depth)
         opened = engine.open_many(BUCKET.name, KEYS)
         descriptor = Descriptor(KEYS, LAYERS, 16, SLICE_BYTES, DeliveryMode.LAYERWISE)
         plan = plan_chunks(
             descriptor, opened.placements(), DeliveryMode.LAYERWISE, SLICES_EACH * SLICE_BYTES
         )
-        self.delivery = Delivery(plan, opened, self.client, self._end, a_recorder())
+        self.delivery = ServedDelivery(plan, opened, self.client, self._end, a_recorder())
         self.dispatcher.add(self.delivery, demand_of(plan))
 
-    def _end(self, delivery: Delivery) -> None:
+    def _end(self, delivery: ServedDelivery) -> None:
         self.dispatcher.remove(delivery)
         self.ended.set()
 

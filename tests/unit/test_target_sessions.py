@@ -44,7 +44,11 @@ from objectcache_storage_server.conversations.sessions import (
 )
 from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.transports.fabrics import Fabrics
-from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry
+from objectcache_storage_server.transports.targets import (
+    RegisteredTarget,
+    TargetOwner,
+    TargetRegistry,
+)
 from tests.storage_client import sealed_memory_file
 from tests.unit.held_peer import HeldPeer
 
@@ -61,7 +65,7 @@ class GatedRegistry(TargetRegistry):
         self.registering, self.gate = threading.Event(), threading.Event()
         self.session: Session | None = None
 
-    def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> Target:
+    def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> RegisteredTarget:
         assert isinstance(owner, Session)
         self.session = owner
         self.registering.set()

@@ -39,7 +39,7 @@ from objectcache_storage_server.puts.prefix_puts import serve_kv_put
 from objectcache_storage_server.puts.target_source import PIECE_BYTES, piece_bytes
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.testing import WrappedEngine
-from objectcache_storage_server.transports.targets import Target, TargetOwner
+from objectcache_storage_server.transports.targets import RegisteredTarget, TargetOwner
 from tests.storage_client import sealed_memory_file
 
 N, L, S = 3, 4, 4096
@@ -98,7 +98,7 @@ class Host:
         self.gateway.settimeout(DEADLINE_S)
         self.stream = StreamSocket(near)
 
-    def register(self, length_bytes: int) -> tuple[Target, mmap.mmap]:
+    def register(self, length_bytes: int) -> tuple[RegisteredTarget, mmap.mmap]:
         descriptor = sealed_memory_file(length_bytes)
         try:
             memory = mmap.mmap(descriptor, length_bytes)

@@ -26,7 +26,11 @@ from objectcache_storage_server.transports.memory_files import (
     map_memory_file,
     map_piece,
 )
-from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry
+from objectcache_storage_server.transports.targets import (
+    RegisteredTarget,
+    TargetOwner,
+    TargetRegistry,
+)
 from tests.storage_client import sealed_memory_file
 
 LENGTH = 1 << 16
@@ -92,7 +96,9 @@ def test_tickets_are_issued_and_redeemed_by_threads_at_once() -> None:
     assert redeemed == ["alice"]
 
 
-def register(registry: TargetRegistry, owner: TargetOwner, length: int = LENGTH) -> Target:
+def register(
+    registry: TargetRegistry, owner: TargetOwner, length: int = LENGTH
+) -> RegisteredTarget:
     descriptor = sealed_memory_file(length)
     try:
         return registry.register(owner, descriptor, length)
@@ -100,7 +106,7 @@ def register(registry: TargetRegistry, owner: TargetOwner, length: int = LENGTH)
         os.close(descriptor)
 
 
-def asked(target: Target, offset: int = 0, length: int = LENGTH) -> MemoryTarget:
+def asked(target: RegisteredTarget, offset: int = 0, length: int = LENGTH) -> MemoryTarget:
     return MemoryTarget(
         transport="shared_memory",
         target_id=target.target_id,

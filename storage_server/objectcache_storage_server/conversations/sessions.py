@@ -54,7 +54,11 @@ from objectcache_schemas.messages.sessions import (
 from objectcache_storage_server.conversations.fabric_threads import FabricThreads
 from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.transports.fabrics import Fabrics
-from objectcache_storage_server.transports.targets import Target, TargetOwner, TargetRegistry
+from objectcache_storage_server.transports.targets import (
+    RegisteredTarget,
+    TargetOwner,
+    TargetRegistry,
+)
 
 JOIN_TIMEOUT_S = 10.0
 REQUEST_BYTES_MAX = 64 << 10  # far above every request; a client that has not joined may send one
@@ -414,7 +418,9 @@ class SessionServer:
         peer.when_broken(session.lose_fabric)
         return FabricOpened(endpoint=endpoint)
 
-    async def _register_remote(self, session: Session, request: RegisterRemoteTarget) -> Target:
+    async def _register_remote(
+        self, session: Session, request: RegisterRemoteTarget
+    ) -> RegisteredTarget:
         if session.fabric is None:
             raise InvalidRequest("RegisterRemoteTarget needs OpenFabric before it")
         transport, peer = session.fabric
@@ -440,7 +446,9 @@ class SessionServer:
         remote = RemoteTargetMemory(transport, memory, peer, session.post)
         return self._registry.register_remote(session, remote)
 
-    async def _register(self, session: Session, descriptor: int, length_bytes: int) -> Target:
+    async def _register(
+        self, session: Session, descriptor: int, length_bytes: int
+    ) -> RegisteredTarget:
         """Map the file in a thread. A cancelled caller waits for it too: until then the descriptor
         is in use, and the target is not yet one that the session's end would let go.
         """

@@ -38,7 +38,7 @@ class DeliveryState(enum.Enum):
     FAILED = "failed"  # an error, or cancelled
 
 
-class Delivery:
+class ServedDelivery:
     """One retrieval under way.
 
     `on_admitted` is called under the dispatcher's lock when the scheduler lets it begin, with its
@@ -52,7 +52,7 @@ class Delivery:
         plan: Plan,
         opened: OpenObjects,
         transport: Transport,
-        on_end: Callable[[Delivery], None],
+        on_end: Callable[[ServedDelivery], None],
         recorder: DeliveryRecorder,
         on_admitted: Callable[[float | None], None] = lambda rate: None,
     ) -> None:
@@ -80,11 +80,11 @@ class Delivery:
         self._ended = False
 
     def admitted(self, rate_bytes_per_s: float | None) -> None:
-        """See `scheduling.flow.Job`."""
+        """See `delivery_flow.ScheduledJob`."""
         self._on_admitted(rate_bytes_per_s)
 
     def take(self) -> Fragment | None:
-        """See `scheduling.flow.Job`; the caller must `execute` what it gets.
+        """See `delivery_flow.ScheduledJob`; the caller must `execute` what it gets.
 
         Where no room can be claimed for a reason of its own the delivery fails, but ends only in
         `execute`: not under the scheduler's caller's lock.

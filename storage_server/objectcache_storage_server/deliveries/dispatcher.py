@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.deliveries.delivery import ServedDelivery
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import NextFragment, Scheduler, Wait
@@ -35,7 +35,7 @@ class Dispatcher:
     """A fixed number of threads that read fragments, in the order that the scheduler chooses."""
 
     def __init__(
-        self, thread_count: int, scheduler: Scheduler[Delivery], queue_depth: int = 0
+        self, thread_count: int, scheduler: Scheduler[ServedDelivery], queue_depth: int = 0
     ) -> None:
         """`queue_depth`: fragments that are begun before one has landed; 0: each thread reads one
         at a time.
@@ -57,7 +57,7 @@ class Dispatcher:
 
     def add(
         self,
-        delivery: Delivery,
+        delivery: ServedDelivery,
         demand: Demand,
         *,
         pooled: bool = False,
@@ -70,26 +70,28 @@ class Dispatcher:
             )
             self._condition.notify_all()
 
-    def wake(self, delivery: Delivery) -> None:
+    def wake(self, delivery: ServedDelivery) -> None:
         """The delivery has room again."""
         with self._condition:
             self._scheduler.wake(delivery, time.monotonic())
             self._condition.notify_all()
 
-    def remove(self, delivery: Delivery) -> None:
+    def remove(self, delivery: ServedDelivery) -> None:
         """The delivery has ended; what it had goes to the others at once."""
         with self._condition:
             self._scheduler.remove(delivery, time.monotonic())
             self._condition.notify_all()
 
-    def consumed(self, delivery: Delivery, layers: int, compute_s: float | None = None) -> None:
+    def consumed(
+        self, delivery: ServedDelivery, layers: int, compute_s: float | None = None
+    ) -> None:
         """The client is through with the delivery's first `layers` layers; it computed this long on
         each, where that is known.
         """
         with self._condition:
             self._scheduler.consumed(delivery, layers, time.monotonic(), compute_s)
 
-    def with_scheduler(self, act: Callable[[Scheduler[Delivery]], T]) -> T:
+    def with_scheduler(self, act: Callable[[Scheduler[ServedDelivery]], T]) -> T:
         """What `act` returns, called under the lock: to look, or to configure."""
         with self._condition:
             result = act(self._scheduler)
@@ -119,7 +121,7 @@ class Dispatcher:
                 self._condition.wait(None if is_forever else min(max(0.0, wait_s), WAIT_S_MAX))
             return None
 
-    def _reading(self, delivery: Delivery, fragment: Fragment) -> Callable[[], None]:
+    def _reading(self, delivery: ServedDelivery, fragment: Fragment) -> Callable[[], None]:
         """What a reader thread has to do for a fragment that was chosen. Called under the lock."""
         if not self._queue_depth:
             return partial(delivery.execute, fragment)
@@ -132,7 +134,7 @@ class Dispatcher:
             self._landed.append(finish)
             self._condition.notify_all()
 
-    def _decide(self, now_s: float) -> NextFragment[Delivery] | Wait:
+    def _decide(self, now_s: float) -> NextFragment[ServedDelivery] | Wait:
         try:
             return self._scheduler.next(now_s)
         except Exception:
@@ -145,7 +147,7 @@ class Dispatcher:
             self._fault_logged_s = now_s
             logger.exception("the scheduler failed, %d times since the start", self._fault_count)
 
-    def _lost_fragment(self) -> NextFragment[Delivery] | None:
+    def _lost_fragment(self) -> NextFragment[ServedDelivery] | None:
         """A fragment that was taken when the scheduler failed: nobody would read it any more."""
         for flow in self._scheduler.flows():
             if flow.job.taken is not None:

@@ -18,7 +18,7 @@ from objectcache_schemas.messages.kv import DeliveryAccepted
 from objectcache_storage_server.admission.entrance import stopping
 from objectcache_storage_server.admission.gates import BodyMemory
 from objectcache_storage_server.conversations.conversation import Asker
-from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.delivery import DeliveryState, ServedDelivery
 from objectcache_storage_server.deliveries.delivery_path import TCP, is_body
 from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.plan import Plan
@@ -88,7 +88,7 @@ class RunningDelivery:
         self.ended = asyncio.Event()
         self.rate_bytes_per_s: float | None = None
         self._after_end: list[Callable[[], None]] = []
-        self.delivery = Delivery(
+        self.delivery = ServedDelivery(
             plan, opened, transport, self._on_end, terms.recorder, self._on_admitted
         )
         self.delivery.window_source = terms.window.source.value
@@ -117,7 +117,7 @@ class RunningDelivery:
         else:
             self._loop.call_soon_threadsafe(self.admitted.set)
 
-    def _on_end(self, delivery: Delivery) -> None:
+    def _on_end(self, delivery: ServedDelivery) -> None:
         try:
             self._means.schedule.dispatcher.remove(delivery)
         finally:

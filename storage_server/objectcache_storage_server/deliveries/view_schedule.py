@@ -10,7 +10,7 @@ from objectcache_schemas.operators.schedule import (
     ScheduledDelivery,
     ScheduleState,
 )
-from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.deliveries.delivery import ServedDelivery
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 
@@ -18,7 +18,7 @@ SCHEDULED_DELIVERIES_SHOWN = 1000
 
 # job, demand, pooled, rate_bytes_per_s, sent_bytes, consumed_layers, begun_s: plain tuples, because
 # nothing is chosen while they are made
-_Row = tuple[Delivery, Demand, bool, float | None, int, int, float]
+_Row = tuple[ServedDelivery, Demand, bool, float | None, int, int, float]
 
 
 class ScheduleCopy(NamedTuple):
@@ -42,7 +42,7 @@ class ScheduleCopy(NamedTuple):
         )
 
 
-def copy_schedule(scheduler: Scheduler[Delivery], now_s: float) -> ScheduleCopy:
+def copy_schedule(scheduler: Scheduler[ServedDelivery], now_s: float) -> ScheduleCopy:
     """Of the first deliveries; called under the dispatcher's lock."""
     flows = scheduler.flows()
     rows: list[_Row] = [
@@ -62,7 +62,7 @@ def copy_schedule(scheduler: Scheduler[Delivery], now_s: float) -> ScheduleCopy:
 
 
 def _scheduled(
-    job: Delivery,
+    job: ServedDelivery,
     demand: Demand,
     pooled: bool,
     rate_bytes_per_s: float | None,

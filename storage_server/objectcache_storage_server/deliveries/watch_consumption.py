@@ -7,7 +7,7 @@ import time
 
 from objectcache_schemas.compute_windows import WindowSource, is_computed
 from objectcache_schemas.messages.sessions import LayersConsumed
-from objectcache_storage_server.deliveries.delivery import Delivery, DeliveryState
+from objectcache_storage_server.deliveries.delivery import DeliveryState, ServedDelivery
 from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.running_delivery import RunningDelivery
 from objectcache_storage_server.scheduling.windows.learn_windows import WINDOW_MIN_S, DeliveryShape
@@ -35,7 +35,7 @@ class ConsumptionWatch:
     ) -> None:
         """Of a delivery whose client wants all layers at once nothing is learned."""
         self._means = means
-        self._delivery: Delivery | None = running.delivery  # until it ends
+        self._delivery: ServedDelivery | None = running.delivery  # until it ends
         self._recorder = running.terms.recorder
         self._first_layer = running.delivery.plan.first_layer
         self._end_layer = running.delivery.plan.end_layer

@@ -23,7 +23,7 @@ from objectcache_storage_server.counts.storage_counts import (
     StorageCounts,
     TenantCell,
 )
-from objectcache_storage_server.deliveries.delivery import Delivery
+from objectcache_storage_server.deliveries.delivery import ServedDelivery
 from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.metrics.engine_families import (
     engine_call_families,
@@ -202,7 +202,7 @@ def _of_schedule(means: GetMeans) -> Iterator[Metric]:
     )
 
 
-def _rates(scheduler: Scheduler[Delivery]) -> tuple[float, float]:
+def _rates(scheduler: Scheduler[ServedDelivery]) -> tuple[float, float]:
     return scheduler.assigned_bytes_per_s, scheduler.meter.rate_bytes_per_s(time.monotonic())
 
 

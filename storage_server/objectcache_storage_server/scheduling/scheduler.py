@@ -21,7 +21,7 @@ from typing import Generic
 from objectcache_schemas.operators.schedule import ScheduleConfiguration
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.delivery_flow import Flow, JobT
-from objectcache_storage_server.scheduling.lanes.fair_lane import MOVED_MAX, FairLane, Lane
+from objectcache_storage_server.scheduling.lanes.fair_lane import MOVED_MAX, FairLane, FlowLane
 from objectcache_storage_server.scheduling.lanes.pace_link import Pace, RateMeter, TenantPaces
 from objectcache_storage_server.scheduling.lanes.rate_lane import RateLane
 from objectcache_storage_server.scheduling.lanes.split_link import Sides
@@ -46,7 +46,7 @@ class Scheduler(Generic[JobT]):
         self._sides = Sides()
         self._rated: RateLane[JobT] = RateLane(self._sides)
         self._urgent: UrgentLane[JobT] = UrgentLane(self._pool_capacity)
-        self._lanes: tuple[Lane[JobT], ...] = (self._rated, self._urgent, self._fair)
+        self._lanes: tuple[FlowLane[JobT], ...] = (self._rated, self._urgent, self._fair)
         self._epochs: Epochs[JobT] = Epochs(self._rated, self._sides)
         self._tenants = TenantPaces(LINK_CATCH_UP_S)
         self._link = Pace(math.inf, LINK_CATCH_UP_S, now_s)
@@ -129,15 +129,15 @@ class Scheduler(Generic[JobT]):
             self._enter(self._rated, flow, now_s)
         flow.job.admitted(flow.rate_bytes_per_s)
 
-    def _lane(self, flow: Flow[JobT]) -> Lane[JobT]:
+    def _lane(self, flow: Flow[JobT]) -> FlowLane[JobT]:
         return self._pool_lane(self._terms) if flow.pooled else self._fair
 
-    def _pool_lane(self, terms: Terms) -> Lane[JobT]:
+    def _pool_lane(self, terms: Terms) -> FlowLane[JobT]:
         if terms.is_dynamic:
             return self._urgent
         return self._rated if terms.assigns_rates else self._fair
 
-    def _enter(self, lane: Lane[JobT], flow: Flow[JobT], now_s: float) -> None:
+    def _enter(self, lane: FlowLane[JobT], flow: Flow[JobT], now_s: float) -> None:
         if not lane.flows:  # a lane that was empty has no claim on the past
             lane.tag = max([lane.tag, *(other.tag for other in self._lanes if other.flows)])
         lane.add(flow, now_s)
@@ -190,7 +190,7 @@ class Scheduler(Generic[JobT]):
         until_s = self._epochs.next_at_s(now_s)
         if self._link.next_at_s > now_s:
             return Wait(min(until_s, self._link.next_at_s))
-        idle: list[Lane[JobT]] = []
+        idle: list[FlowLane[JobT]] = []
         for lane in sorted(self._lanes, key=lambda lane: lane.tag):
             tag = lane.tag
             chosen = self._from_lane(lane, now_s)
@@ -204,7 +204,7 @@ class Scheduler(Generic[JobT]):
             until_s = min(until_s, lane.wake_at_s)
         return Wait(until_s)
 
-    def _from_lane(self, lane: Lane[JobT], now_s: float) -> NextFragment[JobT] | Wait | None:
+    def _from_lane(self, lane: FlowLane[JobT], now_s: float) -> NextFragment[JobT] | Wait | None:
         """None where nobody in the lane can go; a wait for no time where that took too many steps
         to find out.
         """
@@ -224,7 +224,9 @@ class Scheduler(Generic[JobT]):
                 return NextFragment(flow.job, fragment)
         return Wait(now_s)
 
-    def _charge(self, lane: Lane[JobT], flow: Flow[JobT], length_bytes: int, now_s: float) -> None:
+    def _charge(
+        self, lane: FlowLane[JobT], flow: Flow[JobT], length_bytes: int, now_s: float
+    ) -> None:
         self._link.charge(length_bytes, now_s)
         flow.pace.charge(length_bytes, now_s)
         tenant = flow.demand.tenant

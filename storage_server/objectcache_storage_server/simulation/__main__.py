@@ -34,8 +34,8 @@ from objectcache_storage_server.simulation.mix import Mix, poisson_arrivals, rat
 from objectcache_storage_server.simulation.mooncake import REQUESTS_MAX, trace_arrivals
 from objectcache_storage_server.simulation.plot import check_plot, draw
 from objectcache_storage_server.simulation.report import as_csv, as_json, table
-from objectcache_storage_server.simulation.run import Schedule
-from objectcache_storage_server.simulation.side_by_side import Run, measured
+from objectcache_storage_server.simulation.run import SimulatedSchedule
+from objectcache_storage_server.simulation.side_by_side import ComparedRun, measured
 from objectcache_storage_server.simulation.tenant_shares import read_shares
 
 PROGRAM = "objectcache simulate"
@@ -257,7 +257,7 @@ def _machine(flags: argparse.Namespace) -> Machine:
 
 def _schedule(
     policy: PolicyName, tenants: Mapping[str, TenantShare], flags: argparse.Namespace
-) -> Schedule:
+) -> SimulatedSchedule:
     settings = Settings()
     scheduler = settings.scheduler
     limits = AdmissionLimits(
@@ -266,7 +266,7 @@ def _schedule(
         queue_max=scheduler.queue_max,
         queue_timeout_s=scheduler.queue_timeout_s,
     )
-    return Schedule(
+    return SimulatedSchedule(
         policy,
         flags.margin_gbps,
         scheduler.epoch_s,
@@ -290,7 +290,11 @@ def run(arguments: Sequence[str], console: Console) -> None:
     tenants = read_shares(flags.tenant, flags.tenants)
     arrivals = _arrivals(flags, machine)
     policies = [flags.policy] if flags.policy else list(POLICIES)
-    runs = [Run(load, _schedule(policy, tenants, flags)) for load in loads for policy in policies]
+    runs = [
+        ComparedRun(load, _schedule(policy, tenants, flags))
+        for load in loads
+        for policy in policies
+    ]
     begun_s = time.perf_counter()
     measures = measured(runs, arrivals, machine, tenants)
     took_s = time.perf_counter() - begun_s

@@ -62,7 +62,7 @@ class Machine:
         return self.engine_latency_s + ttft_at_rate(demand, self.alone_bytes_per_s)
 
 
-class Client:
+class SimulatedClient:
     """A request: the job of its delivery, and the GPU that prefetches a layer while it computes
     the one before.
     """
@@ -79,14 +79,14 @@ class Client:
         self._next = next(self._fragments, None)
 
     def take(self) -> Fragment | None:
-        """See `scheduling.flow.Job`; the client's memory has room for all."""
+        """See `delivery_flow.ScheduledJob`; the client's memory has room for all."""
         fragment = self._next
         if fragment is not None:
             self._next = next(self._fragments, None)
         return fragment
 
     def admitted(self, rate_bytes_per_s: float | None) -> None:
-        """See `scheduling.flow.Job`."""
+        """See `delivery_flow.ScheduledJob`."""
         self.is_admitted = True
 
     def arrived(self, fragment: Fragment, at_s: float) -> None:

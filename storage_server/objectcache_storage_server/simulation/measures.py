@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from objectcache_storage_server.simulation.arrivals import Arrival
-from objectcache_storage_server.simulation.machine import Client, Machine
+from objectcache_storage_server.simulation.machine import Machine, SimulatedClient
 from objectcache_storage_server.simulation.run import Outcome
 
 STALLED_FRACTION = 0.01  # of the TTFT alone: what is added beyond it counts as a stall
@@ -111,7 +111,7 @@ def _tenant(tenant: str, outcome: Outcome, added_s: Sequence[float]) -> TenantMe
     return TenantMeasures(tenant, len(own_s), refused, sum(own_s) / len(own_s) if own_s else 0.0)
 
 
-def _fairness(clients: Sequence[Client], added_s: Sequence[float]) -> Fairness | None:
+def _fairness(clients: Sequence[SimulatedClient], added_s: Sequence[float]) -> Fairness | None:
     by_tenant: dict[str, list[float]] = {}
     for client, one_s in zip(clients, added_s, strict=True):
         by_tenant.setdefault(client.arrival.tenant, []).append(max(0.0, one_s))

@@ -16,14 +16,14 @@ from objectcache_storage_server.admission.delivery_turns import Admission, Admis
 from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, NextFragment, Scheduler
 from objectcache_storage_server.simulation.arrivals import Arrival
-from objectcache_storage_server.simulation.machine import Client, Machine
+from objectcache_storage_server.simulation.machine import Machine, SimulatedClient
 
 FRAGMENT_S = 0.005  # of the link: coarser than the server's, so that thousands of clients are quick
 READ_AHEAD_S = 0.010  # so much the readers have asked for that has not gone
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class SimulatedSchedule:
     """What is compared. With feedback the scheduler hears of each layer that a GPU is through
     with, as the SDK tells it.
     """
@@ -42,31 +42,35 @@ class Schedule:
 class Outcome:
     """What became of the requests. `events` is the number of the scheduler's decisions."""
 
-    clients: list[Client]  # that were served, in the order of their ends
+    clients: list[SimulatedClient]  # that were served, in the order of their ends
     refused: list[Arrival]  # with SlowDown
     end_s: float
     sent_bytes: int
     events: int
 
 
-def simulate(arrivals: Sequence[Arrival], machine: Machine, schedule: Schedule) -> Outcome:
+def simulate(arrivals: Sequence[Arrival], machine: Machine, schedule: SimulatedSchedule) -> Outcome:
     """Serve all arrivals, which are in order of time, to their ends."""
     return _Simulation(arrivals, machine, schedule).run()
 
 
 class _Simulation:
-    def __init__(self, arrivals: Sequence[Arrival], machine: Machine, schedule: Schedule) -> None:
+    def __init__(
+        self, arrivals: Sequence[Arrival], machine: Machine, schedule: SimulatedSchedule
+    ) -> None:
         self._machine = machine
         self._queue_timeout_s = schedule.limits.queue_timeout_s
         self._has_feedback = schedule.has_feedback
-        self._scheduler: Scheduler[Client] = Scheduler(_configuration(machine, schedule), 0.0)
+        self._scheduler: Scheduler[SimulatedClient] = Scheduler(
+            _configuration(machine, schedule), 0.0
+        )
         self._fragment_bytes = int(machine.alone_bytes_per_s * schedule.fragment_s)
         self._admission = Admission(schedule.limits, schedule.tenants)
         self._at_entrance: dict[Waiting, Arrival] = {}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = itertools.count()
         self._link_free_s = 0.0
-        self._served: list[Client] = []
+        self._served: list[SimulatedClient] = []
         self._refused: list[Arrival] = []
         self._sent_bytes = 0
         for arrival in arrivals:
@@ -116,25 +120,25 @@ class _Simulation:
             self._refused.append(self._at_entrance.pop(token))
 
     def _begin(self, arrival: Arrival, now_s: float) -> None:
-        client = Client(arrival, self._machine, self._fragment_bytes)
+        client = SimulatedClient(arrival, self._machine, self._fragment_bytes)
         told = self._machine.told_demand(arrival)
         self._scheduler.add(client, told, now_s, pooled=arrival.is_pooled)
         if not client.is_admitted:
             self._at(now_s + self._queue_timeout_s, lambda at_s: self._give_up(client, at_s))
 
-    def _give_up(self, client: Client, now_s: float) -> None:
+    def _give_up(self, client: SimulatedClient, now_s: float) -> None:
         if not client.is_admitted:
             self._refused.append(client.arrival)
             self._leave(client, None, now_s)
 
-    def _leave(self, client: Client, duration_s: float | None, now_s: float) -> None:
+    def _leave(self, client: SimulatedClient, duration_s: float | None, now_s: float) -> None:
         self._scheduler.remove(client, now_s)
         for token in self._admission.leave(client.arrival.tenant, duration_s):
             self._begin(self._at_entrance.pop(token), now_s)
 
     # --- bytes ---
 
-    def _carry(self, client: Client, fragment: Fragment, now_s: float) -> None:
+    def _carry(self, client: SimulatedClient, fragment: Fragment, now_s: float) -> None:
         """Engine, network card and capped link carry it together: the slowest sets the pace."""
         machine, length_bytes = self._machine, fragment.length_bytes
         self._link_free_s = max(now_s, self._link_free_s) + length_bytes / machine.alone_bytes_per_s
@@ -149,12 +153,12 @@ class _Simulation:
         if client.is_sent:
             self._at(arrives_s, lambda at_s: self._end(client, at_s))
 
-    def _end(self, client: Client, now_s: float) -> None:
+    def _end(self, client: SimulatedClient, now_s: float) -> None:
         self._served.append(client)
         self._leave(client, now_s - client.arrival.at_s, now_s)
 
 
-def _configuration(machine: Machine, schedule: Schedule) -> ScheduleConfiguration:
+def _configuration(machine: Machine, schedule: SimulatedSchedule) -> ScheduleConfiguration:
     return ScheduleConfiguration(
         policy=schedule.policy,
         cap_gbps=machine.cap_bytes_per_s / BYTES_PER_GBIT,

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from objectcache_storage_server.simulation.arrivals import Arrival, at_load
 from objectcache_storage_server.simulation.machine import Machine
 from objectcache_storage_server.simulation.measures import Measures, measure
-from objectcache_storage_server.simulation.run import Schedule, simulate
+from objectcache_storage_server.simulation.run import SimulatedSchedule, simulate
 
 DELIVERIES_ALONE_MAX = 2000  # a process takes a second to start, and so many deliveries a few
 SECONDS_A_DELIVERY = 0.003  # about, on one core: what is said before anything is known
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ComparedRun:
     """One schedule with the requests coming `load` times as fast."""
 
     load: float
-    schedule: Schedule
+    schedule: SimulatedSchedule
 
     def measured(
         self, arrivals: Sequence[Arrival], machine: Machine, tenants: Collection[str]
@@ -40,7 +40,10 @@ class Run:
 
 
 def measured(
-    runs: Sequence[Run], arrivals: Sequence[Arrival], machine: Machine, tenants: Collection[str]
+    runs: Sequence[ComparedRun],
+    arrivals: Sequence[Arrival],
+    machine: Machine,
+    tenants: Collection[str],
 ) -> list[Measures]:
     """The outcomes in the order of the runs. What goes on is said on standard error."""
     processes = _process_count(len(runs), len(arrivals))
@@ -71,7 +74,7 @@ def _process_count(run_count: int, delivery_count: int) -> int:
 
 
 def _ended(
-    runs: Sequence[Run],
+    runs: Sequence[ComparedRun],
     arrivals: Sequence[Arrival],
     machine: Machine,
     tenants: Collection[str],

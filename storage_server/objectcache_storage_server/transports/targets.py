@@ -24,7 +24,7 @@ from objectcache_storage_server.transports.memory_files import MappedTargetMemor
 TARGETS_PER_SESSION_MAX = 256
 
 
-class Target:
+class RegisteredTarget:
     """One registered memory; `is_open` until it is let go."""
 
     def __init__(
@@ -71,7 +71,11 @@ class Lease:
     """A delivery's right to write to a part of a target: `length_bytes` from `offset_bytes` on."""
 
     def __init__(
-        self, registry: TargetRegistry, target: Target, offset_bytes: int, length_bytes: int
+        self,
+        registry: TargetRegistry,
+        target: RegisteredTarget,
+        offset_bytes: int,
+        length_bytes: int,
     ) -> None:
         self._registry = registry
         self.target = target
@@ -119,7 +123,7 @@ class TargetOwner:
         """`access_key` is the one that signed the request for it."""
         self.identity = identity
         self.passes = PassBook(access_key)
-        self.targets: dict[bytes, Target] = {}
+        self.targets: dict[bytes, RegisteredTarget] = {}
         self.registered_bytes = 0
 
     def post(self, message: msgspec.Struct) -> None:
@@ -155,7 +159,7 @@ class TargetRegistry:
 
     def __init__(self, bytes_per_owner_max: int) -> None:
         self._bytes_per_owner_max = bytes_per_owner_max
-        self._targets: dict[bytes, Target] = {}
+        self._targets: dict[bytes, RegisteredTarget] = {}
         self._lock = threading.Lock()
 
     @property
@@ -163,7 +167,7 @@ class TargetRegistry:
         """Targets that are registered."""
         return len(self._targets)
 
-    def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> Target:
+    def register(self, owner: TargetOwner, descriptor: int, length_bytes: int) -> RegisteredTarget:
         """Map a memory file. The caller keeps (and closes) the file descriptor.
 
         Raises `InvalidRequest` as `map_memory_file` does, and over the session's budget.
@@ -171,7 +175,7 @@ class TargetRegistry:
         self.check_budget(owner, length_bytes)
         return self._add(owner, map_memory_file(descriptor, length_bytes))
 
-    def register_remote(self, owner: TargetOwner, memory: RemoteTargetMemory) -> Target:
+    def register_remote(self, owner: TargetOwner, memory: RemoteTargetMemory) -> RegisteredTarget:
         """Take memory that its peer has admitted. Raises `InvalidRequest` over the session's
         budget.
         """
@@ -191,8 +195,10 @@ class TargetRegistry:
                 f"storage.targets_bytes_max is {self._bytes_per_owner_max}"
             )
 
-    def _add(self, owner: TargetOwner, memory: MappedTargetMemory | RemoteTargetMemory) -> Target:
-        target = Target(secrets.token_bytes(TARGET_ID_BYTES), owner, memory)
+    def _add(
+        self, owner: TargetOwner, memory: MappedTargetMemory | RemoteTargetMemory
+    ) -> RegisteredTarget:
+        target = RegisteredTarget(secrets.token_bytes(TARGET_ID_BYTES), owner, memory)
         with self._lock:
             self._targets[target.target_id] = target
             owner.targets[target.target_id] = target
@@ -248,7 +254,7 @@ class TargetRegistry:
             lease.cancel = None
         self._unmap_if_idle(lease.target)
 
-    def release(self, target: Target, on_unmapped: Callable[[], None]) -> None:
+    def release(self, target: RegisteredTarget, on_unmapped: Callable[[], None]) -> None:
         """Take the target out of use: no new lease, running deliveries are cancelled, and
         `on_unmapped` is called (in whichever thread) once nothing writes to it.
         """
@@ -264,7 +270,7 @@ class TargetRegistry:
             cancel(_released())
         self._unmap_if_idle(target)
 
-    def _unmap_if_idle(self, target: Target) -> None:
+    def _unmap_if_idle(self, target: RegisteredTarget) -> None:
         with self._lock:
             if not target.released or target.leases or not target.is_open:
                 return

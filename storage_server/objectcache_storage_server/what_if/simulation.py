@@ -110,7 +110,7 @@ class _Delivery:
         return len(self.arrivals_s) == self.demand.num_layers
 
     def admitted(self, rate_bytes_per_s: float | None) -> None:
-        """See `scheduling.flow.Job`."""
+        """See `delivery_flow.ScheduledJob`."""
 
     def take(self) -> Fragment | None:
         """The next piece of the layer that is on its way."""

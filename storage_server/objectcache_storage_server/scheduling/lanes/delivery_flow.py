@@ -18,7 +18,7 @@ REPORTS_MIN, REPORTS_KEPT = 2, 5  # of a GPU's time for a layer: the median of t
 WINDOW_CHANGE = 0.25  # of the window: less does not change it
 
 
-class Job(Protocol):
+class ScheduledJob(Protocol):
     """A delivery as the scheduler drives it. Called under the dispatcher's lock."""
 
     def take(self) -> Fragment | None:
@@ -30,7 +30,7 @@ class Job(Protocol):
         ...
 
 
-JobT = TypeVar("JobT", bound=Job)
+JobT = TypeVar("JobT", bound=ScheduledJob)
 
 
 class Flow(Generic[JobT]):

@@ -14,21 +14,21 @@ from collections.abc import Callable
 from typing import Generic
 
 from objectcache_storage_server.scheduling.lanes.delivery_flow import Flow, JobT
-from objectcache_storage_server.scheduling.lanes.keyed_line import Line
+from objectcache_storage_server.scheduling.lanes.keyed_line import KeyedLine
 from objectcache_storage_server.scheduling.lanes.round_robin import DeficitRoundRobin
 
 MOVED_MAX = 16  # flows in one decision, from line to line; it must not take long
 
 
-class Lane(ABC, Generic[JobT]):
+class FlowLane(ABC, Generic[JobT]):
     """Flows of one kind."""
 
     def __init__(self) -> None:
         self.flows: dict[Flow[JobT], None] = {}
         self.tag = 0.0  # what it was sent, over what it is entitled to
-        self._parked: Line[Flow[JobT]] = Line()
-        self._held: dict[str, Line[Flow[JobT]]] = {}  # by tenant
-        self._tenants: Line[str] = Line()  # of those, by the time when one flow is let go
+        self._parked: KeyedLine[Flow[JobT]] = KeyedLine()
+        self._held: dict[str, KeyedLine[Flow[JobT]]] = {}  # by tenant
+        self._tenants: KeyedLine[str] = KeyedLine()  # of those, by the time when one flow is let go
 
     def add(self, flow: Flow[JobT], now_s: float) -> None:
         """The flow may be chosen from now on."""
@@ -66,7 +66,7 @@ class Lane(ABC, Generic[JobT]):
         """The flow's tenant, whose flow was chosen, may send nothing before `until_s`."""
         self._unready(flow)
         tenant = flow.demand.tenant
-        self._held.setdefault(tenant, Line()).put(flow, self._rank(flow))
+        self._held.setdefault(tenant, KeyedLine()).put(flow, self._rank(flow))
         self.let_go(tenant, until_s)
 
     def let_go(self, tenant: str, at_s: float) -> None:
@@ -151,7 +151,7 @@ class Lane(ABC, Generic[JobT]):
         return f"<{type(self).__name__} {len(self.flows)} flows>"
 
 
-class FairLane(Lane[JobT]):
+class FairLane(FlowLane[JobT]):
     """Weighted deficit round robin; a tenant's weight is shared by its flows in the lane."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ VOID_MIN = 64  # entries of a line: fewer are not worth the clearing
 ItemT = TypeVar("ItemT")
 
 
-class Line(Generic[ItemT]):
+class KeyedLine(Generic[ItemT]):
     """Items by a key, the least first; an item stands in it once."""
 
     def __init__(self) -> None:

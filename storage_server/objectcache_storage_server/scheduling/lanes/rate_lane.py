@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 from objectcache_storage_server.scheduling.lanes.delivery_flow import Flow, JobT
-from objectcache_storage_server.scheduling.lanes.fair_lane import Lane
-from objectcache_storage_server.scheduling.lanes.keyed_line import Line
+from objectcache_storage_server.scheduling.lanes.fair_lane import FlowLane
+from objectcache_storage_server.scheduling.lanes.keyed_line import KeyedLine
 from objectcache_storage_server.scheduling.lanes.split_link import Sides
 
 
-class RateLane(Lane[JobT]):
+class RateLane(FlowLane[JobT]):
     """Flows with rates: deficits that time fills, a flow at a time.
 
     A flow's deficit is its rate times the time since its pace allowed it to go. The one that has
@@ -26,8 +26,8 @@ class RateLane(Lane[JobT]):
         super().__init__()
         self._sides = sides
         self.rate_bytes_per_s = 0.0  # of all that are counted
-        self._line: Line[Flow[JobT]] = Line()
-        self._sleeping: Line[Flow[JobT]] = Line()  # by when they are idle
+        self._line: KeyedLine[Flow[JobT]] = KeyedLine()
+        self._sleeping: KeyedLine[Flow[JobT]] = KeyedLine()  # by when they are idle
         self._idle: set[Flow[JobT]] = set()
 
     def add(self, flow: Flow[JobT], now_s: float) -> None:

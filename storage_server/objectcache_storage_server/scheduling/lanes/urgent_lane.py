@@ -12,15 +12,15 @@ from objectcache_storage_server.scheduling.lanes.due_times import (
     due_s,
     urgency,
 )
-from objectcache_storage_server.scheduling.lanes.fair_lane import MOVED_MAX, Lane
-from objectcache_storage_server.scheduling.lanes.keyed_line import Line
+from objectcache_storage_server.scheduling.lanes.fair_lane import MOVED_MAX, FlowLane
+from objectcache_storage_server.scheduling.lanes.keyed_line import KeyedLine
 
 LATE_S = 0.005  # behind its plan by this much, a delivery is a reason to plan again
 PLAN_AGAIN_S = 0.05  # at the earliest
 CAPACITY_CHANGE = 0.1  # of what was planned with: another reason
 
 
-class UrgentLane(Lane[JobT]):
+class UrgentLane(FlowLane[JobT]):
     """stall_dynamic: earliest due time first, by the plan of `due_times`.
 
     More flows than a plan is made for are chosen by a rule: of those that would come late if they
@@ -31,8 +31,10 @@ class UrgentLane(Lane[JobT]):
         """`capacity_bytes_per_s` tells, at a time, what all flows of the lane get together."""
         super().__init__()
         self._capacity = capacity_bytes_per_s
-        self._line: Line[Flow[JobT]] = Line()  # by due time, or by the latest time to begin
-        self._late: Line[Flow[JobT]] = Line()  # by urgency
+        self._line: KeyedLine[Flow[JobT]] = (
+            KeyedLine()
+        )  # by due time, or by the latest time to begin
+        self._late: KeyedLine[Flow[JobT]] = KeyedLine()  # by urgency
         self._is_planned = True  # else by the rule
         self._must_plan = False
         self._planned_at_s = -math.inf
