@@ -68,7 +68,7 @@ class HealthCheck:
         """200 when the storage server serves, else 503; the body says so.
 
         A gateway whose storage connections are all in use is busy, not ill, and one whose store
-        takes no changes still serves what is stored.
+        takes no changes, or is full, still serves what is stored.
         """
         try:
             health = await self._ask(GetHealth())
@@ -80,6 +80,9 @@ class HealthCheck:
             return HealthState(503, {"status": "draining", "engine": health.engine})
         if health.flush_failure:
             body = {"status": "read_only", "engine": health.engine, "message": health.flush_failure}
+            return HealthState(200, body)
+        if health.degraded:
+            body = {"status": "degraded", "engine": health.engine, "message": health.degraded}
             return HealthState(200, body)
         return HealthState(200, {"status": "ok", "engine": health.engine})
 

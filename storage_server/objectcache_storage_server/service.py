@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,7 +112,20 @@ class Service:
             damaged_count=self.engine.damaged_count,
             draining=self.gates.takes_no_work,
             flush_failure=self.engine.flush_failure,
+            degraded=self._degraded(time.monotonic()),
         )
+
+    def _degraded(self, now_s: float) -> str:
+        """Whom the server fails while it serves others, in words; empty while all is well."""
+        counts = {
+            "requests refused because the store or its device is full (StorageFull)": (
+                self.counts.full_lately
+            ),
+            "bodies cut for slow clients": self.gates.slow_bodies.cut_lately,
+            "puts cut for slow clients": self.gates.slow_puts.cut_lately,
+        }
+        told = [f"{count:,} {what}" for what, one in counts.items() if (count := one.at(now_s))]
+        return f"lately: {', '.join(told)}" if told else ""
 
     def metrics_text(self) -> bytes:
         """The metrics as `MetricsPage.text` has them. What renders them is loaded at the first."""

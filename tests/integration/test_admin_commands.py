@@ -17,8 +17,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from objectcache_operations.console.app import app
+from objectcache_schemas.errors import StorageFull
+from objectcache_schemas.limits import MIB
 from tests.admin_server import AdminServed
 from tests.certificates import Authority
+from tests.storage_client import StorageClient
 
 SECRET = "a-secret-from-a-vault"
 PASSPHRASE = "correct horse battery"
@@ -244,6 +247,25 @@ def test_health_is_shown_and_a_drained_server_exits_with_2(served: AdminServed) 
         assert served.admin("health").exit_code == 2
     finally:
         assert "status        ok" in served.printed("undrain")
+
+
+def put_large(client: StorageClient, count: int) -> None:
+    for number in range(count):
+        client.put("bucket", f"key-{number}", bytes(32 * MIB))
+
+
+def test_health_says_that_the_store_is_full_where_it_refuses_puts(tmp_path: Path) -> None:
+    with AdminServed(tmp_path / "data", "storage.when_full=refuse") as full:
+        assert "status        ok" in full.printed("health")
+        with full.connect() as client:
+            client.create_bucket("bucket")
+            with pytest.raises(StorageFull):
+                put_large(client, 5)
+        shown = full.admin("health")
+        assert shown.exit_code == 2
+        assert "status        degraded" in shown.output
+        said = "1 requests refused because the store or its device is full (StorageFull)"
+        assert f"storage       degraded: lately: {said}" in shown.output
 
 
 def test_what_is_logged_is_told_to_each_process(served: AdminServed) -> None:

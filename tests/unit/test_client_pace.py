@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from objectcache_runtime.metrics.recent_count import RECENT_S
 from objectcache_schemas.errors import Busy
 from objectcache_storage_server.admission.client_pace import (
     TICK_S,
@@ -55,6 +56,8 @@ def test_a_slow_client_goes_on_until_it_holds_somebody_up() -> None:
     assert clock.passes(WINDOW_S) == []
     assert clock.passes(2 * TICK_S) == ["slow"]
     assert clock.clients.cut_count == 1
+    assert clock.clients.cut_lately.at(clock.now_s) == 1
+    assert clock.clients.cut_lately.at(clock.now_s + RECENT_S) == 0
 
 
 def test_a_client_at_the_least_rate_is_never_cut_and_one_below_is() -> None:

@@ -20,6 +20,7 @@ class Storage:
         self.error: Exception | None = None
         self.draining = False
         self.flush_failure = ""
+        self.degraded = ""
 
     async def ask(self, _: GetHealth) -> Health:
         self.asked += 1
@@ -33,6 +34,7 @@ class Storage:
             damaged_count=0,
             draining=self.draining,
             flush_failure=self.flush_failure,
+            degraded=self.degraded,
         )
 
     def check(self) -> HealthCheck:
@@ -82,3 +84,11 @@ async def test_a_server_that_takes_no_changes_still_serves_and_says_so() -> None
     status, body = await storage.check().state()
     assert (status, body["status"]) == (200, "read_only")
     assert body["message"] == storage.flush_failure
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_refuses_some_still_serves_and_says_so() -> None:
+    storage = Storage()
+    storage.degraded = "lately: 3 requests refused"
+    status, body = await storage.check().state()
+    assert (status, body["status"], body["message"]) == (200, "degraded", storage.degraded)

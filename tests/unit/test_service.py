@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -274,6 +275,14 @@ async def test_an_engine_has_as_many_reads_under_way_as_it_asks_for() -> None:
         assert ended.error is None
         assert ended.payload_bytes == SMALL.chunk_bytes
         assert "0/16 reads under way" in repr(host.service.schedule.dispatcher)
+
+
+@pytest.mark.asyncio
+async def test_the_health_says_whose_clients_were_cut_lately() -> None:
+    async with hosted() as host:
+        assert host.service.health().degraded == ""
+        host.service.gates.slow_puts.cut_lately.add(time.monotonic(), 3)
+        assert host.service.health().degraded == "lately: 3 puts cut for slow clients"
 
 
 class CountingReads(WrappedEngine):

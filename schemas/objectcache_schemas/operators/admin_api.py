@@ -505,7 +505,7 @@ class ProcessState(Body, frozen=True, omit_defaults=True):
 
     process: str  # "admin", "storage", "gateway-0"
     ok: bool
-    degraded: bool = False  # it serves, and turned clients away lately; `message` says whom
+    degraded: bool = False  # it serves, and failed some lately; `message` says whom
     message: str = ""
 
 
@@ -522,8 +522,8 @@ class DrainChange(Body, frozen=True):
 
 
 class HealthReply(Body, frozen=True):
-    """The state of the processes. `status` is "ok", "degraded" (a gateway turned clients away
-    lately), "draining", "read_only" (a flush has failed) or "unavailable".
+    """The state of the processes. `status` is "ok", "degraded" (a process failed some
+    lately, as its `message` says), "draining", "read_only" (a flush has failed) or "unavailable".
     """
 
     status: Literal["ok", "degraded", "draining", "read_only", "unavailable"]

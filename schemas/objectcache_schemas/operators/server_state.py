@@ -15,6 +15,7 @@ class Health(Message, frozen=True):
     damaged_count: int  # objects dropped because their bytes failed a checksum
     draining: bool
     flush_failure: str = ""  # why nothing is stored until a restart; empty while all is well
+    degraded: str = ""  # whom it failed lately while it served others; empty while all is well
 
 
 @request(Health, repeatable=True, changes=Changes.NOTHING)

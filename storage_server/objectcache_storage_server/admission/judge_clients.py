@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from objectcache_runtime.metrics.recent_count import RecentCount
+
 WINDOW_S = 2.0  # of a client that is watched
 WAITING_PART_MIN = 0.5  # of the window, below which nothing can be said of the client
 
@@ -92,6 +94,7 @@ class SlowestFirst(Generic[RateT]):
     def __init__(self, rate_bytes_per_s_min: int, holds_up: Callable[[str], bool]) -> None:
         """`holds_up` says of a tenant whether one waits who holds less, or itself."""
         self.cut_count = 0
+        self.cut_lately = RecentCount()
         self._rate_bytes_per_s_min = rate_bytes_per_s_min
         self._holds_up = holds_up
         self._going_on: dict[RateT, None] = {}
@@ -121,6 +124,8 @@ class SlowestFirst(Generic[RateT]):
         for client in found:
             del self._slow[client]
         self.cut_count += len(found)
+        if found:
+            self.cut_lately.add(now_s, len(found))
         return found
 
     def _judge(self, client: RateT, now_s: float, *, is_holding_up: bool) -> None:

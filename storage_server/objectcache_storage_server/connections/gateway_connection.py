@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import msgspec
 
@@ -77,7 +78,7 @@ class GatewayConnection:
                 raise drained()
             await HANDLERS[type(request)](self._service, talk, request)
         except ObjectCacheError as error:
-            self._service.counts.errors.add(error.code)
+            self._service.counts.request_refused(error.code, time.monotonic())
             await talk.send(error.to_wire())
         except (ConnectionEnded, FrameError, OSError):
             raise

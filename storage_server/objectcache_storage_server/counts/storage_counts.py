@@ -6,6 +6,8 @@ import threading
 from typing import NamedTuple
 
 from objectcache_runtime.metrics.metric_cells import RATIOS, BoundedNames, Cells, Counts, Histogram
+from objectcache_runtime.metrics.recent_count import RecentCount
+from objectcache_schemas.errors import StorageFull
 from objectcache_storage_server.counts.engine_times import EngineTimes
 from objectcache_storage_server.tracing.recorder import PHASES, DeliveryRecorder
 
@@ -59,6 +61,7 @@ class StorageCounts:
         self.rate_ratios: Cells[str, Histogram] = Cells(lambda: Histogram(RATIOS))  # by policy
         self.put_chunks: Counts[str] = Counts()  # by whether they were new
         self.errors: Counts[str] = Counts()  # by code
+        self.full_lately = RecentCount()  # requests that found no space; in the event loop only
         self.gateway_connections = 0  # in the event loop only, as is the next
         self.client_connections = 0
         self._lock = threading.Lock()
@@ -88,6 +91,12 @@ class StorageCounts:
         if ended.rate_bytes_per_s and ended.achieved_bytes_per_s and not ended.error_code:
             ratio = ended.achieved_bytes_per_s / ended.rate_bytes_per_s
             self.rate_ratios[ended.policy].observe(ratio)
+
+    def request_refused(self, code: str, now_s: float) -> None:
+        """A request was answered with an error; in the event loop."""
+        self.errors.add(code)
+        if code == StorageFull.default_code:
+            self.full_lately.add(now_s)
 
     def layers_consumed(
         self, tenant: str, layers: int, compute_s: float, waited_s: float | None

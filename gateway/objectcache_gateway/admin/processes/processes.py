@@ -45,10 +45,13 @@ async def get_health(call: Call[Any, Nothing]) -> HealthReply:
             processes=(own, storage, *gateways),
             audit_lines_lost=audit_lines_lost,
         )
-    is_degraded = any(one.degraded for one in gateways)
+    storage = ProcessState(
+        process=STORAGE, ok=True, degraded=bool(health.degraded), message=health.degraded
+    )
+    is_degraded = any(one.degraded for one in (storage, *gateways))
     return HealthReply(
         status=_status_of(health, is_degraded=is_degraded),
-        processes=(own, ProcessState(process=STORAGE, ok=True), *gateways),
+        processes=(own, storage, *gateways),
         engine=health.engine,
         draining=health.draining,
         deliveries_in_flight=health.deliveries_in_flight,

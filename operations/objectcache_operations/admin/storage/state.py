@@ -19,7 +19,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 @on_server
 def health(server: Server) -> None:
-    """Show the state of all processes. Exits 2 unless the server serves, and turns nobody away."""
+    """Show the state of all processes. Exits 2 unless the server serves, and fails nobody."""
     from objectcache_schemas.operators.admin_api import HealthReply
 
     with server.connect() as client:
