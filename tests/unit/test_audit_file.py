@@ -102,7 +102,7 @@ def test_another_process_that_renamed_it_is_noticed(path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from objectcache_gateway.audit_file import AuditFile
+from objectcache_gateway.audit.audit_file import AuditFile
 file = AuditFile(Path(sys.argv[1]), 20_000, 50)
 name = sys.argv[2].encode()
 for number in range(200):
