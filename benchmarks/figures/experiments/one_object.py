@@ -27,7 +27,7 @@ from benchmarks.figures.experiment import Context, Experiment
 from benchmarks.figures.plots import legend_above, lines, panels
 from benchmarks.figures.served import CACHED, Served
 from objectcache import Client, KvBucket
-from objectcache.landing.targets import RegisteredTarget
+from objectcache.landing.targets import SessionTarget
 from objectcache_schemas.limits import KIB
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _ways(
     return ways
 
 
-def _target(client: Client, transport: str, length_bytes: int) -> RegisteredTarget:
+def _target(client: Client, transport: str, length_bytes: int) -> SessionTarget:
     if transport == SHARED_MEMORY:
         return client.shared_memory_target(length_bytes)
     return client.fabric_target(length_bytes, transport=transport)
@@ -165,7 +165,7 @@ def _target(client: Client, transport: str, length_bytes: int) -> RegisteredTarg
 def _fetch(
     bucket: KvBucket,
     keys: list[str],
-    targets: Sequence[RegisteredTarget],
+    targets: Sequence[SessionTarget],
     path: str,
     thread: int,
     turn: int,

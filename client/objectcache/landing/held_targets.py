@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from objectcache.landing.targets import RegisteredTarget
+from objectcache.landing.targets import SessionTarget
 
 
 class HeldTargets:
@@ -15,15 +15,15 @@ class HeldTargets:
     """
 
     def __init__(self) -> None:
-        self._targets: weakref.WeakSet[RegisteredTarget] = weakref.WeakSet()
+        self._targets: weakref.WeakSet[SessionTarget] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def add(self, target: RegisteredTarget) -> None:
+    def add(self, target: SessionTarget) -> None:
         """Have it found from now on."""
         with self._lock:
             self._targets.add(target)
 
-    def holding(self, address: int, length_bytes: int) -> tuple[RegisteredTarget, int] | None:
+    def holding(self, address: int, length_bytes: int) -> tuple[SessionTarget, int] | None:
         """The target that has all of this memory, and where in it the memory begins."""
         with self._lock:
             for target in self._targets:

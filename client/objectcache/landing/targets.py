@@ -29,7 +29,7 @@ class Target(ABC):
     """Memory for one delivery at a time, until its last byte has arrived or it was closed.
 
     The views that a delivery gave stay valid as memory, but the next delivery into the target
-    overwrites them. What lies in a `RegisteredTarget` is put from there.
+    overwrites them. What lies in a `SessionTarget` is put from there.
     """
 
     transport: str | None = None  # the one that alone can fill it
@@ -120,7 +120,7 @@ class PlainTarget(Target):
         return self._array
 
 
-class RegisteredTarget(Target):
+class SessionTarget(Target):
     """Memory that the server writes to by itself."""
 
     def __init__(self, region: Region) -> None:
@@ -181,7 +181,7 @@ class RegisteredTarget(Target):
             self._condition.notify_all()
 
 
-class SharedMemoryTarget(RegisteredTarget):
+class SharedMemoryTarget(SessionTarget):
     """Shared memory, made by `Client.shared_memory_target`. Its payload may also come by body."""
 
     def __init__(self, region: SharedRegion) -> None:
@@ -189,7 +189,7 @@ class SharedMemoryTarget(RegisteredTarget):
         self.file = region.file
 
 
-class FabricTarget(RegisteredTarget):
+class FabricTarget(SessionTarget):
     """Memory that a fabric reaches, made by `Client.fabric_target`."""
 
     def __init__(self, region: Region, transport: str) -> None:

@@ -13,7 +13,7 @@ from objectcache.core import ClientCore
 from objectcache.landing.refusals import was_refused
 from objectcache.landing.regions import Landing
 from objectcache.landing.registered_memory import RegisteredMemory
-from objectcache.landing.targets import RegisteredTarget
+from objectcache.landing.targets import SessionTarget
 from objectcache.puts.put_request import PutRequest
 from objectcache.sessions.target_session import TargetSession
 from objectcache_schemas.descriptor import MemoryTarget
@@ -29,7 +29,7 @@ class HeldPayload:
     """The caller's target in which a payload lies in one run, and where in it it begins."""
 
     memory: RegisteredMemory
-    target: RegisteredTarget
+    target: SessionTarget
     offset_bytes: int
 
 

@@ -12,7 +12,7 @@ from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.store.stored_chunks import match_prefix, put_chunks_absent
 from objectcache.kv_bucket import KvBucket
-from objectcache.landing.targets import RegisteredTarget
+from objectcache.landing.targets import SessionTarget
 from objectcache_schemas.compute_windows import WHOLE_S
 from objectcache_schemas.limits import MIB
 
@@ -38,7 +38,7 @@ class PageStore:
         lookup_timeout_s: float,
         timeout_s: float,
         load_bytes_max: int,
-        put_memory: Callable[[int], RegisteredTarget] | None,
+        put_memory: Callable[[int], SessionTarget] | None,
     ) -> None:
         """`lookup_timeout_s` bounds every silence of the server in a match, `timeout_s` in a load
         beside the time that its bytes take. `put_memory` is as in `PageStaging`. Raises

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from objectcache.landing.targets import RegisteredTarget
+from objectcache.landing.targets import SessionTarget
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import ObjectCacheError
 
@@ -18,15 +18,13 @@ class PageStaging:
     can: then what is copied into it is not copied again.
     """
 
-    def __init__(
-        self, register: Callable[[int], RegisteredTarget] | None, length_bytes: int
-    ) -> None:
+    def __init__(self, register: Callable[[int], SessionTarget] | None, length_bytes: int) -> None:
         """`register` makes so many bytes of memory that the server reaches, or raises
         `ObjectCacheError`; without it puts go in bodies.
         """
         self._register = register
         self._length_bytes = length_bytes
-        self._target: RegisteredTarget | None = None
+        self._target: SessionTarget | None = None
         self._lock = threading.Lock()
 
     @contextmanager

@@ -17,7 +17,7 @@ from objectcache.client import CONNECTIONS_MAX, DEFAULT_REGION, TIMEOUT_S, Clien
 from objectcache.core import TransportChoice
 from objectcache.landing.memory_file import FILE_BYTES_MIN
 from objectcache.landing.target_pool import pool_bytes_for
-from objectcache.landing.targets import RegisteredTarget
+from objectcache.landing.targets import SessionTarget
 from objectcache.sessions.fabric_joining import FabricSettings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB
@@ -115,7 +115,7 @@ class StoreConfiguration:
             fabric=FabricSettings(self.nixl_devices, self.nixl_ucx, self.verbs_device),
         )
 
-    def put_memory(self, client: Client) -> Callable[[int], RegisteredTarget] | None:
+    def put_memory(self, client: Client) -> Callable[[int], SessionTarget] | None:
         """What makes memory that the server reads puts out of, over the configured transport; None
         where puts go in bodies. Calls raise `Unavailable` where the server cannot reach it.
         """

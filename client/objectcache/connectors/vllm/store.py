@@ -12,7 +12,7 @@ from objectcache.client import Client
 from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache.connectors.store.open_bucket import open_bucket
 from objectcache.kv_bucket import KvBucket
-from objectcache.landing.targets import RegisteredTarget
+from objectcache.landing.targets import SessionTarget
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 
@@ -50,7 +50,7 @@ class Store:
             bucket = self._bucket = open_bucket(self.client, self._name, self._layout)
         return bucket
 
-    def staging_memory(self) -> Callable[[int], RegisteredTarget] | None:
+    def staging_memory(self) -> Callable[[int], SessionTarget] | None:
         """What makes memory that the server reads puts out of, over the configured transport; None
         where puts go in bodies.
         """

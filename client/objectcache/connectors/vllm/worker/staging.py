@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from objectcache.landing.targets import RegisteredTarget
+from objectcache.landing.targets import SessionTarget
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
@@ -26,7 +26,7 @@ class SlotStaging:
 
     def __init__(
         self,
-        register: Callable[[int], RegisteredTarget] | None,
+        register: Callable[[int], SessionTarget] | None,
         slot_count: int,
         layout: KvLayout,
     ) -> None:
@@ -35,7 +35,7 @@ class SlotStaging:
         """
         self._register = register
         self._layout = layout
-        self._target: RegisteredTarget | None = None
+        self._target: SessionTarget | None = None
         self._retry_s = float("-inf")
         self.slot_count = slot_count
         self.slots = self._memory()
