@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import re
@@ -11,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
+from objectcache_runtime.amounts import parse_size_bytes
 from objectcache_runtime.networking.listening import HostPort, address_form, either
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.excerpt import excerpt
@@ -82,7 +84,9 @@ def checked_value(name: str, annotation: object, value: object, source: str) -> 
     """
     form = _form(annotation)
     try:
-        converted: object = msgspec.convert(value, annotation, strict=False)
+        converted: object = msgspec.convert(
+            _in_bytes(name, annotation, value), annotation, strict=False
+        )
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise _refused(name, annotation, value, source) from error
     if isinstance(converted, float) and not math.isfinite(converted):
@@ -95,14 +99,28 @@ def checked_value(name: str, annotation: object, value: object, source: str) -> 
     return converted
 
 
+def _in_bytes(name: str, annotation: object, value: object) -> object:
+    """The bytes of a text with a unit, where that is a setting's; any other value as it is."""
+    if isinstance(value, str) and not value.isdigit() and _takes_unit(name, annotation):
+        with contextlib.suppress(InvalidRequest):
+            return parse_size_bytes(value)
+    return value
+
+
+def _takes_unit(name: str, annotation: object) -> bool:
+    return _unit(name) == "bytes" and _parts(annotation)[0] is int
+
+
 def _refused(name: str, annotation: object, value: object, source: str) -> InvalidRequest:
     shown = excerpt(repr(value))
+    if _takes_unit(name, annotation):
+        source += "; a unit may follow the number, as in 64MiB"
     return InvalidRequest(f"{name} must be {allowed(name, annotation)}, got {shown}, {source}")
 
 
 def likely_names(name: str, known: Sequence[str]) -> str:
-    """For an error, which settings may be meant by the name of none, SECTION.KEY; else nothing."""
-    key = name.partition(".")[2]
+    """For an error, which settings may be meant by the name of none; else nothing."""
+    key = name.rpartition(".")[2]
     elsewhere = [other for other in known if other.partition(".")[2] == key]
     near = difflib.get_close_matches(name, known, n=NAMES_SHOWN_MAX, cutoff=NEARNESS_MIN)
     likely = list(dict.fromkeys(near + elsewhere))[:NAMES_SHOWN_MAX]
@@ -123,13 +141,18 @@ def allowed(name: str, annotation: object) -> str:
 
 
 def _number(name: str, kind: str, metas: list[msgspec.Meta]) -> str:
-    unit = next((unit for ending, unit in _UNITS if name.endswith(ending)), "")
+    unit = _unit(name)
     words = f"{kind} of {unit}" if unit else kind
     for meta in metas:
         words += _bounds(meta, is_bytes=unit.startswith("bytes"))
         if meta.multiple_of is not None:
             words += f", a multiple of {_shown(meta.multiple_of, unit.startswith('bytes'))}"
     return words
+
+
+def _unit(name: str) -> str:
+    """What a setting's number counts, empty where its name does not say."""
+    return next((unit for ending, unit in _UNITS if name.endswith(ending)), "")
 
 
 def _bounds(meta: msgspec.Meta, *, is_bytes: bool) -> str:

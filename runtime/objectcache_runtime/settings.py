@@ -662,7 +662,7 @@ def _field(section: str, key: str, source: str) -> msgspec.structs.FieldInfo:
         for field in setting_fields(section):
             if field.name == key:
                 return field
-    name = f"{section}.{key}"
+    name = f"{section}.{key}" if key else section
     likely = likely_names(name, [known for known, _ in each_setting()])
     raise InvalidRequest(
         f"no setting is called {name}, {source}{likely or '; `objectcache settings` prints all'}"

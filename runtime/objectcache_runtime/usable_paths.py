@@ -137,6 +137,11 @@ def _denied(path: Path, access: int) -> str:
     ]
     if not denied:
         return ""
+    if access & os.W_OK and os.statvfs(path).f_flag & os.ST_RDONLY:
+        return (
+            f"the file system of {path} is mounted read-only; mount it for writing, or name "
+            "another path"
+        )
     return (
         f"user {os.geteuid()} may not {' or '.join(denied)} {path}; "
         "change its owner or its mode, or name another path"

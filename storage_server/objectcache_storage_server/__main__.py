@@ -24,7 +24,10 @@ from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.upload_requests import count_uploads
 from objectcache_storage_server.service import Service
 from objectcache_storage_server.tracing.export import open_export
-from objectcache_storage_server.transports.fabrics import check_nixl_devices
+from objectcache_storage_server.transports.fabrics import (
+    check_nixl_devices,
+    warn_of_unserved_devices,
+)
 
 DESCRIPTION = "Run ObjectCache's storage server: engines, deliveries and their transports."
 
@@ -37,6 +40,7 @@ logger = logging.getLogger("objectcache.storage_server")
 async def run(settings: Settings, exit_with_stdin: bool) -> None:
     """Serve until SIGTERM, SIGINT or (if asked) the end of standard input; then drain."""
     check_nixl_devices(settings.storage)
+    warn_of_unserved_devices(settings.storage)
     stop, orphaned = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

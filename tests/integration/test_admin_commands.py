@@ -293,6 +293,8 @@ def test_a_backup_is_a_private_file_that_is_restored(served: AdminServed, tmp_pa
         assert "replace" in refused(other.admin("restore", str(file), *flags))
         other.printed("restore", str(file), *flags, "--replace")
     short = served.admin("backup", str(file), "--passphrase-file", "-", text="short\n")
+    absent = refused(served.admin("backup", str(file), "--passphrase-file", "nope"))
+    assert absent.endswith("--passphrase-file nope cannot be read: No such file or directory\n")
     assert "8 characters" in refused(short)
     assert "no passphrase" in refused(served.admin("backup", str(file)))
     file.write_text("{}")

@@ -241,6 +241,7 @@ CHUNKS = np.zeros((2, 3, 40), np.uint8)
     [
         (CHUNKS.transpose(1, 0, 2), r"shape \(3, 2, 40\).*uint8 of shape \(2, 3, 40\)"),
         (CHUNKS.reshape(-1), r"shape \(240,\)"),
+        (CHUNKS[:1], r"the layout needs uint8 of shape \(2, 3, 40\); it has 120 bytes of 240$"),
         (
             CHUNKS.view(np.float16),
             r"float16 of shape \(2, 3, 20\).*view\(numpy\.uint8\)\.reshape\(",

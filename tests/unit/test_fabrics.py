@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from objectcache_storage_server.transports.fabrics import (
     Fabrics,
     check_nixl_devices,
     check_transport,
+    warn_of_unserved_devices,
 )
 
 
@@ -106,6 +108,20 @@ def test_nixl_devices_are_not_looked_for_where_nixl_is_off_or_none_are_listed(
 ) -> None:
     check_nixl_devices(StorageSettings(nixl="off", nixl_devices="a,b"), system)
     check_nixl_devices(StorageSettings(nixl_devices="eth1"), tmp_path / "none")
+
+
+def test_devices_that_no_library_serves_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_unserved_devices(StorageSettings(nixl="off"))
+    assert caplog.text == ""
+    warn_of_unserved_devices(StorageSettings(nixl="off", nixl_devices="mlx5_0:1"))
+    assert "storage.nixl_devices is not used: storage.nixl is off" in caplog.text
+    monkeypatch.setitem(sys.modules, "nixl_cu12", None)
+    monkeypatch.setitem(sys.modules, "pyverbs.pyverbs_error", None)
+    warn_of_unserved_devices(StorageSettings(nixl_devices="mlx5_0:1", verbs_device="mlx5_0"))
+    assert "the package nixl_cu12 is not installed" in caplog.text
+    assert "storage.verbs_device is not used: verbs need pyverbs" in caplog.text
 
 
 def test_a_refusal_repeats_little_of_the_transport_s_name() -> None:

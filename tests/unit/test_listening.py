@@ -74,6 +74,8 @@ def test_a_port_in_use_is_named() -> None:
         address = HostPort("127.0.0.1", port_of(taken))
         with pytest.raises(Unavailable, match=f"cannot listen on {address}: Address already in"):
             open_listeners(address)
+        with pytest.raises(Unavailable, match=r"already in use; gateway\.listen says where else$"):
+            open_listeners(address, "gateway.listen")
 
 
 def test_a_host_with_several_addresses_has_one_port() -> None:

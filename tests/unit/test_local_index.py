@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import stat
@@ -24,9 +25,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from objectcache_schemas.errors import InvalidRequest, NotFound, StorageFull, Unavailable
-from objectcache_schemas.limits import MIB
+from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
+from objectcache_storage_server.engines.local.index.index_errors import translated_index
 from objectcache_storage_server.engines.local.index.lmdb_index import (
     USES_ROWS,
     IndexChange,
@@ -670,6 +672,27 @@ def test_a_full_device_refuses_puts_and_takes_deletes(small_device: Path) -> Non
     assert store.keys(bucket) == left
     assert len(store.objects()) == len(left)
     store.index.close()
+
+
+@pytest.mark.parametrize("room_bytes", [4 * KIB, 16 * KIB])  # LMDB's SIGBUS, and its EIO
+def test_an_index_is_not_begun_on_a_full_device(small_device: Path, room_bytes: int) -> None:
+    with (small_device / "other").open("wb") as other, contextlib.suppress(OSError):
+        os.posix_fallocate(other.fileno(), 0, 24 * MIB - 8 * KIB - room_bytes)
+    with pytest.raises(StorageFull, match=r"^open the index: No space left on device; delete"):
+        Store(small_device / "index", bytes_max=256 * MIB)
+
+
+def test_a_write_that_ended_early_on_a_full_device_is_told_as_no_space(
+    small_device: Path,
+) -> None:
+    (small_device / "other").write_bytes(bytes(24 * MIB - 64 * KIB))
+    ended_early = lmdb.Error("mdb_txn_commit: Input/output error")
+    vars(ended_early)["code"] = errno.EIO  # as LMDB says it
+    with (
+        pytest.raises(StorageFull, match=r"^write the index: No space left on device; delete"),
+        translated_index("write", small_device),
+    ):
+        raise ended_early
 
 
 # --- a model ---

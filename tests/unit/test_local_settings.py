@@ -157,7 +157,7 @@ def test_chunks_are_moved_at_compaction_bytes_per_s_at_most(store: Store) -> Non
 
 
 def test_watermarks_that_contradict_each_other_are_refused_by_name(store: Store) -> None:
-    with pytest.raises(InvalidRequest, match=r"storage\.low_watermark"):
+    with pytest.raises(InvalidRequest, match=r"storage\.low_watermark.*, got 0\.9 and 0\.8"):
         store.open(low_watermark=0.9, high_watermark=0.8)
     assert not store.folder.exists()
 
@@ -177,8 +177,47 @@ def test_a_small_store_has_small_data_files(store: Store) -> None:
 
 
 def test_a_store_without_room_for_a_data_file_is_refused_when_it_is_made(store: Store) -> None:
-    with pytest.raises(InvalidRequest, match=r"storage\.capacity_bytes.*capacity_reserve_bytes"):
+    with pytest.raises(InvalidRequest, match=r"raise storage\.capacity_bytes$"):
         store.open(capacity_bytes=1 * MIB)
+    with pytest.raises(InvalidRequest, match=r"add space .*capacity_reserve_bytes$"):
+        store.open(capacity_bytes=1 << 60, capacity_reserve_bytes=1 << 60)
+
+
+def fill(engine: LocalEngine, count: int) -> None:
+    for number in range(count):
+        put(engine, f"key {number}", content("key", 4 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"capacity_bytes": 16 * MIB}, r"raise storage\.capacity_bytes$"),
+        ({"capacity_reserve_bytes": 1 << 60}, r"add space .*, or lower storage\.capacity_reserve"),
+    ],
+)
+def test_a_full_store_says_what_bounds_it(
+    store: Store, settings: dict[str, int], remedy: str
+) -> None:
+    store.open(data_file_bytes=4 * MIB).close()
+    engine = store.open(data_file_bytes=4 * MIB, when_full="refuse", **settings)
+    with pytest.raises(StorageFull, match=remedy):
+        engine.check_room(1 << 50)
+    with pytest.raises(StorageFull, match=remedy):
+        fill(engine, 5)
+
+
+@pytest.mark.parametrize(
+    ("capacity_bytes", "said"),
+    [(6, "none is added"), (1 << 60, "the file system of server.data_dir has")],
+)
+def test_a_capacity_that_bounds_nothing_or_all_is_warned_of(
+    store: Store, capacity_bytes: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.open(data_file_bytes=4 * MIB).close()
+    assert "storage.capacity_bytes" not in caplog.text
+    store.open(data_file_bytes=4 * MIB, capacity_bytes=capacity_bytes)
+    assert f"storage.capacity_bytes is {capacity_bytes}, the" in caplog.text
+    assert said in caplog.text
 
 
 def test_watermarks_and_lengths_that_are_equal_are_no_contradiction(store: Store) -> None:

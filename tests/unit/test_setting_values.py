@@ -108,6 +108,28 @@ def test_a_cap_that_would_hold_everything_back_is_no_cap() -> None:
     assert load_settings(None, {}, ["scheduler.cap_gbps=0.001"]).scheduler.cap_gbps == 0.001
 
 
+@pytest.mark.parametrize("text", ["6GiB", "6 gib", str(6 << 30), "6291456KiB"])
+def test_bytes_may_be_given_with_a_unit(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f"[storage]\ncapacity_bytes = '{text}'\n")
+    for settings in (
+        load_settings(None, {}, [f"storage.capacity_bytes={text}"]),
+        load_settings(None, {f"{ENVIRONMENT_PREFIX}STORAGE_CAPACITY_BYTES": text}, []),
+        load_settings(file, {}, []),
+    ):
+        assert settings.storage.capacity_bytes == 6 << 30
+
+
+@pytest.mark.parametrize("text", ["6Gi", "GiB", "-6GiB", "0x10", ""])
+def test_what_are_no_bytes_is_answered_with_how_they_are_written(text: str) -> None:
+    assert "as in 64MiB" in refusal(None, {}, [f"storage.capacity_bytes={text}"])
+
+
+def test_a_count_and_a_rate_take_no_unit_of_bytes() -> None:
+    assert "64MiB" not in refusal(None, {}, ["storage.sessions_max=6KiB"])
+    refusal(None, {}, ["storage.compaction_bytes_per_s=6KiB"])
+
+
 def test_no_time_is_infinite() -> None:
     message = refusal(None, {}, ["gateway.keepalive_timeout_s=inf"])
     assert "infinity is not a number here" in message
@@ -120,6 +142,7 @@ def test_no_time_is_infinite() -> None:
         ("gatway.listen", "gateway.listen"),
         ("storage.processes", "is gateway.processes meant?"),
         ("gateway.listn", "is gateway.listen"),
+        ("acls", "is gateway.acls meant?"),
         ("nothing.alike", "`objectcache settings` prints all"),
     ],
 )

@@ -95,7 +95,7 @@ def test_what_kubernetes_sets_for_a_service_of_a_sections_name_is_ignored(
     ("assignment", "words"),
     [
         ("gateway.listen", "write section.key=value"),
-        ("listen=x", r"no setting is called listen\."),
+        ("listen=x", r"no setting is called listen, "),
         ("gateway.nothing=x", r"no setting is called gateway\.nothing"),
         ("storage.reader_threads=-1", "reader_threads"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,22 @@ def test_what_is_read_must_be_there_and_what_is_appended_to_must_have_a_director
     assert fault(tmp_path / "absent.pem", FileUse.READ_FILE) == "there is no such file"
     words = fault(tmp_path / "no" / "log", FileUse.APPENDED_FILE)
     assert words == f"there is no directory {tmp_path / 'no'}; make it, or name a file elsewhere"
+
+
+def test_a_file_system_that_is_mounted_read_only_is_told_with_the_remedy(
+    shared_folder: Path,
+) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "none", str(shared_folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a file system: {mounted.stderr.strip()}")
+    try:
+        assert fault(shared_folder / "new", FileUse.KEPT_DIRECTORY) == (
+            f"the file system of {shared_folder} is mounted read-only; mount it for writing, or "
+            "name another path"
+        )
+    finally:
+        subprocess.run(["umount", "--lazy", str(shared_folder)], check=True)
 
 
 def test_what_another_user_owns_is_told_with_the_remedy(shared_folder: Path) -> None:

@@ -108,9 +108,13 @@ def _sized(view: memoryview, expected_bytes: int, name: str) -> memoryview:
 
 def _check_shape(array: npt.NDArray[Any], shape: tuple[int, ...], name: str) -> None:
     if array.shape != shape or array.itemsize != 1:
+        needed_bytes = math.prod(shape)
+        remedy = f"use .view(numpy.uint8).reshape{shape} where the bytes are in that order"
+        if array.nbytes != needed_bytes:
+            remedy = f"it has {array.nbytes} bytes of {needed_bytes}"
         raise InvalidRequest(
             f"{name} is {array.dtype} of shape {array.shape}, the layout needs uint8 of shape "
-            f"{shape}; use .view(numpy.uint8).reshape{shape} where the bytes are in that order"
+            f"{shape}; {remedy}"
         )
 
 

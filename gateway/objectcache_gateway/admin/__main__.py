@@ -61,7 +61,7 @@ def listeners_of(settings: Settings) -> list[socket.socket]:
     if address is None:
         return []
     try:
-        return open_listeners(address)
+        return open_listeners(address, "" if settings.admin.listen == AUTO else "admin.listen")
     except Unavailable as error:
         if settings.admin.listen != AUTO:
             raise

@@ -46,7 +46,7 @@ def find_listeners(
         host, port = listeners[0].getsockname()[:2]
         return listeners, str(HostPort(host, port))
     address = HostPort.parse("gateway.listen", listen)
-    listeners = open_listeners(address)
+    listeners = open_listeners(address, "gateway.listen")
     return listeners, str(address.with_port(port_of(listeners[0])))
 
 

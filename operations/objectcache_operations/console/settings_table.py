@@ -22,7 +22,7 @@ One table for `objectcache serve`, `objectcache gateway` and `objectcache storag
 be given in a TOML file (`--config FILE`, or the variable `OBJECTCACHE_CONFIG`), in an environment
 variable, or as a flag (`--set section.key=value`). Later sources win, in this order: default, file,
 environment, flag. A key that is not in the table is an error. Lists are separated by commas in
-variables and flags.
+variables and flags, and bytes may be given with a unit there, as in 64MiB.
 
 `limits` are what gateway and storage server must agree on: a gateway with other limits is refused.
 The other sections are each process' own. This file is what `objectcache settings` prints.

@@ -42,7 +42,7 @@ def find(settings: Settings, environment: MutableMapping[str, str]) -> Served:
         address = HostPort(*sockets[0].getsockname()[:2])
     else:
         wanted = HostPort.parse("gateway.listen", settings.gateway.listen)
-        sockets = open_listeners(wanted)
+        sockets = open_listeners(wanted, "gateway.listen")
         address = wanted.with_port(port_of(sockets[0]))
     scheme = "https" if settings.gateway.tls_certificate else "http"
     return Served(f"{scheme}://{address}", tuple(sockets))

@@ -92,10 +92,10 @@ def _is_port(text: str) -> bool:
     return is_number and int(text) <= PORT_MAX
 
 
-def open_listeners(address: HostPort) -> list[socket.socket]:
+def open_listeners(address: HostPort, setting: str = "") -> list[socket.socket]:
     """Listening sockets on every address of the host, all on one port; port 0 is a free one.
 
-    Raises `Unavailable` where one cannot be had.
+    Raises `Unavailable` where one cannot be had; it names the `setting` that says where, if any.
     """
     listeners: list[socket.socket] = []
     port = address.port
@@ -108,7 +108,8 @@ def open_listeners(address: HostPort) -> list[socket.socket]:
         for listener in listeners:
             listener.close()
         reason = error.strerror or str(error)
-        raise Unavailable(f"cannot listen on {address}: {reason}") from error
+        remedy = f"; {setting} says where else" if setting else ""
+        raise Unavailable(f"cannot listen on {address}: {reason}{remedy}") from error
     return listeners
 
 

@@ -77,7 +77,7 @@ class StorageServer:
         address = HostPort.parse("storage.listen", settings.storage.listen)
         files = certificate_files("server", server.tls_certificate, server.tls_key, server.tls_ca)
         self._context = mutual_server_context(files)
-        for listener in open_listeners(address):
+        for listener in open_listeners(address, "storage.listen"):
             logger.info("gateways of other hosts: port %d, mutual TLS", port_of(listener))
             self._listeners.append(asyncio.create_task(self._accept_remote(listener)))
         reloading = keep_reloading([self._context], settings.gateway.tls_reload_s)

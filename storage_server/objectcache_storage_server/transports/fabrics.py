@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import threading
 from pathlib import Path
@@ -25,6 +26,7 @@ VERBS = "verbs"
 FABRICS = (NIXL, VERBS)
 _NIXL_PACKAGE = "nixl_cu12"
 _SYSTEM_DEVICES = Path("/sys/class")
+logger = logging.getLogger("objectcache.storage_server.fabrics")
 _UCX_DEVICE = re.compile(r"(?P<device>[A-Za-z0-9_][A-Za-z0-9_.-]*)(:(?P<port>[0-9]+))?")
 
 
@@ -34,7 +36,7 @@ def check_nixl_devices(storage: StorageSettings, system: Path = _SYSTEM_DEVICES)
     or the system does not list its devices.
     """
     named = storage.nixl_devices
-    is_served = storage.nixl != "off" and importlib.util.find_spec(_NIXL_PACKAGE) is not None
+    is_served = storage.nixl != "off" and not _missing_nixl()
     network, rdma = system / "net", system / "infiniband"
     if not named or not is_served or not network.is_dir():
         return
@@ -55,6 +57,26 @@ def check_nixl_devices(storage: StorageSettings, system: Path = _SYSTEM_DEVICES)
             f"storage.nixl_devices names {named}, which this host does not have; it has "
             f"{', '.join(_devices(network, rdma))}"
         )
+
+
+def warn_of_unserved_devices(storage: StorageSettings) -> None:
+    """Log which devices are named for a fabric that this host cannot serve, and why."""
+    if storage.nixl_devices not in ("", StorageSettings().nixl_devices):
+        reason = "storage.nixl is off" if storage.nixl == "off" else _missing_nixl()
+        if reason:
+            logger.warning("storage.nixl_devices is not used: %s", reason)
+    if storage.verbs_device:
+        from objectcache_fabrics.verbs.pyverbs_binding import load_pyverbs
+
+        try:
+            load_pyverbs()
+        except Unavailable as error:
+            logger.warning("storage.verbs_device is not used: %s", error.message)
+
+
+def _missing_nixl() -> str:
+    is_there = importlib.util.find_spec(_NIXL_PACKAGE) is not None
+    return "" if is_there else f"the package {_NIXL_PACKAGE} is not installed"
 
 
 def _devices(network: Path, rdma: Path) -> list[str]:

@@ -114,8 +114,10 @@ def _first_line(file: Path) -> str:
     try:
         with file.open(encoding="utf-8") as stream:
             return stream.readline(PASSPHRASE_BYTES_MAX)
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{file} cannot be read: {error}")
+    except OSError as error:
+        fail(f"--passphrase-file {file} cannot be read: {error.strerror or error}")
+    except UnicodeDecodeError:
+        fail(f"--passphrase-file {file} holds no text in UTF-8")
 
 
 def _write_private(file: Path, data: bytes) -> None:

@@ -338,8 +338,8 @@ class LocalEngine(CatalogEngine[Version]):
         capacity_bytes = self.holdings.capacity_bytes()
         if size_bytes > capacity_bytes:
             raise StorageFull(
-                f"it has {size_bytes} bytes, the whole store takes {capacity_bytes} "
-                "(storage.capacity_bytes)"
+                f"it has {size_bytes} bytes, the whole store takes {capacity_bytes}; "
+                f"{self.volume.growth_remedy()}"
             )
 
     def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:

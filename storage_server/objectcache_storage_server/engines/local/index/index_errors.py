@@ -42,6 +42,12 @@ def full_index(operation: str) -> StorageFull:
     )
 
 
+def no_room_for_index(operation: str) -> StorageFull:
+    """For a file system that has no room for the index."""
+    reason = os.strerror(errno.ENOSPC)
+    return StorageFull(f"{operation} the index: {reason}; delete objects or add space")
+
+
 @contextlib.contextmanager
 def translated_index(operation: str, folder: Path) -> Generator[None, None, None]:
     """Raise what an error of LMDB in the body means."""
@@ -55,10 +61,9 @@ def translated_index(operation: str, folder: Path) -> Generator[None, None, None
 def _as_our_error(error: lmdb.Error, operation: str, folder: Path) -> ObjectCacheError:
     if isinstance(error, lmdb.MapFullError):
         return full_index(operation)
-    code = error.code
-    what = f"{operation} the index: {_reason(error, code)}"
     if is_no_room(error, folder):
-        return StorageFull(f"{what}; delete objects or add space")
+        return no_room_for_index(operation)
+    what = f"{operation} the index: {_reason(error, error.code)}"
     if isinstance(error, _DAMAGED):
         return damaged_index(what)
     return Unavailable(what)
@@ -69,7 +74,7 @@ def is_no_room(error: lmdb.Error, folder: Path) -> bool:
     if isinstance(error, lmdb.MapFullError):
         return True
     # LMDB calls a write that ended early an I/O error.
-    return error.code in _FULL or (error.code == errno.EIO and _is_full(folder))
+    return error.code in _FULL or (error.code == errno.EIO and is_full(folder))
 
 
 def _reason(error: Exception, code: int) -> str:
@@ -77,8 +82,8 @@ def _reason(error: Exception, code: int) -> str:
     return os.strerror(code) if code > 0 else type(error).__name__
 
 
-def _is_full(folder: Path) -> bool:
-    """Whether the file system has no room."""
+def is_full(folder: Path) -> bool:
+    """Whether the file system has no room for a commit."""
     with contextlib.suppress(OSError):
         state = os.statvfs(folder)
         return state.f_bavail * state.f_frsize < _NO_ROOM_BYTES

@@ -29,7 +29,9 @@ from objectcache_storage_server.engines.disk.system_errors import translated
 from objectcache_storage_server.engines.local.index.index_change import IndexChange
 from objectcache_storage_server.engines.local.index.index_errors import (
     full_index,
+    is_full,
     is_no_room,
+    no_room_for_index,
     translated_index,
 )
 from objectcache_storage_server.engines.local.index.index_rows import USES_ROWS
@@ -48,7 +50,7 @@ SPARE_TRANSACTIONS = 32  # of ended snapshots, kept for the next ones
 # the pages that a delete replaces, and for those that a snapshot still reads.
 _FULL_FRACTION = 7 / 8
 _FORMAT = b"format"
-DATA_NAME = "data.mdb"  # as LMDB calls it
+DATA_NAME, LOCK_NAME = "data.mdb", "lock.mdb"  # as LMDB calls them
 
 
 class LocalIndex(Catalog[Version]):
@@ -246,6 +248,9 @@ class _Users:
 
 
 def _open(folder: Path, bytes_max: int) -> lmdb.Environment:
+    if not (folder / LOCK_NAME).exists() and is_full(folder):
+        # LMDB writes its file of readers through a mapping, which would end the process.
+        raise no_room_for_index("open")
     environment = lmdb.open(
         str(folder),
         map_size=bytes_max // mmap.PAGESIZE * mmap.PAGESIZE,

@@ -57,7 +57,7 @@ class WriterSpace(ExtentSource):
             wanted_bytes *= 2
         raise StorageFull(
             f"no room for {length_bytes} bytes in one run: {self._holdings.describe_room()}; "
-            "delete objects, or raise storage.capacity_bytes"
+            f"delete objects, or {self.volume.growth_remedy()}"
         )
 
     def allocate_run(self, length_bytes: int, least_bytes: int) -> tuple[int, int]:

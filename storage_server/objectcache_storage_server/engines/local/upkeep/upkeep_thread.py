@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from objectcache_runtime.settings import StorageSettings
-from objectcache_schemas.errors import ObjectCacheError
+from objectcache_schemas.errors import ObjectCacheError, StorageFull
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.direct.alignment import split_at
 from objectcache_storage_server.engines.local.index.lmdb_index import USES_ROWS
@@ -94,7 +94,10 @@ class Upkeep:
         self._thread.join()
         if not self._stored.flush_latch.failure:
             self._stored.flusher.flush()
-            self._store_uses()
+            try:
+                self._store_uses()
+            except StorageFull as error:  # the order of uses alone is lost
+                log.warning("the order of uses is not kept: %s", error.message)
 
     def _run(self) -> None:
         while not self._closing:

@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +62,7 @@ SEGMENT_UNIT_BYTES = 4 * MIB  # files are made of whole ones
 FLUSH_THREADS = 8  # a device takes several flushes at once
 WRITE_BACK_BYTES = 1 * MIB  # copied into the page cache before the device is set to work on them
 VECTORS_MAX = 512  # of memory in one call, of which the kernel takes 1024
+MORE_SPACE = "add space to the file system of server.data_dir"
 _NAME = re.compile(r"\d{6,}")
 _UNFINISHED = ".unfinished"
 _SEGMENT_BYTES = "segment_bytes"
@@ -169,12 +171,24 @@ class DataFiles(Volume):
             self._files.pop(segment).close()
 
     def room_bytes(self) -> int:
-        system = os.statvfs(self._folder)
-        room_bytes = system.f_bavail * system.f_frsize - self._reserve_bytes
-        if self._capacity_bytes:
-            taken_bytes = len(self._files) * self.segment_bytes
-            room_bytes = min(room_bytes, self._capacity_bytes - taken_bytes)
+        room_bytes = min(self._system_room_bytes(), self._setting_room_bytes())
         return max(0, room_bytes - room_bytes % self.segment_bytes)
+
+    def growth_remedy(self) -> str:
+        if self._setting_room_bytes() <= self._system_room_bytes():
+            return "raise storage.capacity_bytes"
+        return f"{MORE_SPACE}, or lower storage.capacity_reserve_bytes"
+
+    def _system_room_bytes(self) -> int:
+        """What the file system has for more files."""
+        system = os.statvfs(self._folder)
+        return system.f_bavail * system.f_frsize - self._reserve_bytes
+
+    def _setting_room_bytes(self) -> int:
+        """What storage.capacity_bytes leaves to more files."""
+        if not self._capacity_bytes:
+            return sys.maxsize
+        return self._capacity_bytes - len(self._files) * self.segment_bytes
 
     # --- bytes ---
 

@@ -67,6 +67,10 @@ class Volume(ABC):
     def room_bytes(self) -> int:
         """What `extend` could still add, in bytes, as the device says it now."""
 
+    def growth_remedy(self) -> str:
+        """What an operator does who wants `room_bytes` to be more, in words."""
+        return "give it a larger device"
+
     # --- bytes ---
 
     @abstractmethod
