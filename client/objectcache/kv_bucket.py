@@ -53,7 +53,8 @@ class KvBucket:
     def match(self, chunk_keys: Sequence[str], *, timeout_s: float | None = None) -> int:
         """How many leading chunks are stored, in one round trip.
 
-        `timeout_s` replaces the client's.
+        0 in a bucket that holds other objects, or has no layout, too. `timeout_s` replaces the
+        client's.
         """
         chunk_keys = checked_keys(chunk_keys)
         timeout_s = self._timeout_s(timeout_s)

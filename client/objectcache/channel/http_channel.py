@@ -24,6 +24,7 @@ from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavail
 if TYPE_CHECKING:  # botocore takes long to import, and nobody needs it before the first client
     from objectcache.channel.signing import Signer
 
+NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # as OpenSSL says it
 REFUSAL_TIMEOUT_S = 1.0  # an answer to a body that could not be sent is there, or never comes
 
 
@@ -69,12 +70,12 @@ class GatewayExchange:
 
         Raises `Unavailable` when the connection broke or went silent for its timeout.
         """
-        with _translated("the connection broke"):
+        with _translated("the connection broke", self._pool.url):
             return self._response.readinto(view)
 
     def read(self, bytes_max: int = REPLY_BYTES_MAX) -> bytes:
         """The rest of the body; raises `ObjectCacheError` when it is over `bytes_max`."""
-        with _translated("the connection broke"):
+        with _translated("the connection broke", self._pool.url):
             body = self._response.read(bytes_max + 1)
         if len(body) > bytes_max:
             raise ObjectCacheError(f"the server's answer is over {bytes_max} bytes")
@@ -233,20 +234,28 @@ class HttpChannel:
         """
         if connection.http.sock is None:
             self.pool.discard(connection)
-            raise _unavailable("sending failed", error) from error
+            raise Unavailable(f"sending failed: {error}") from error  # it names the address
         connection.set_timeout(REFUSAL_TIMEOUT_S)
         try:
             self.read_head(connection).abandon()
         except Unavailable:
-            raise _unavailable("sending failed", error) from error
-        raise _unavailable("the server did not take the whole body", error) from error
+            raise _unavailable("sending failed", error, self.pool.url) from error
+        raise _unavailable(
+            "the server did not take the whole body", error, self.pool.url
+        ) from error
 
     def read_head(self, connection: Connection) -> GatewayExchange:
         """Read the answer's head; raises its error, with the connection settled."""
         sock = connection.http.sock
         try:
-            with _translated("no answer"):
+            with _translated("no answer", self.pool.url):
                 response = connection.http.getresponse()
+        except Unavailable as error:
+            self.pool.discard(connection)
+            if _may_speak_tls(connection, error.__cause__):
+                told = f"{error.message}; does it speak TLS? Then write https://"
+                raise Unavailable(told) from error.__cause__
+            raise
         except BaseException:
             self.pool.discard(connection)
             raise
@@ -271,7 +280,7 @@ def connect(connection: Connection) -> None:
             http.close()  # a handshake that failed leaves a socket, from which no answer comes
             reason = error.strerror or str(error)
             if isinstance(error, ssl.SSLError):
-                reason = f"TLS failed: {reason}"
+                reason = f"TLS failed: {reason}{_tls_remedy(error)}"
             raise OSError(error.errno, f"{http.host}:{http.port}: {reason}") from error
 
 
@@ -293,13 +302,31 @@ def read_whole(exchange: GatewayExchange) -> Reply:
     return Reply(exchange.header, body)
 
 
+def _may_speak_tls(connection: Connection, cause: BaseException | None) -> bool:
+    """Whether what came first is no HTTP: TLS sends an alert, or ends the connection."""
+    is_plain = not isinstance(connection.http, http.client.HTTPSConnection)
+    return is_plain and not connection.reused and isinstance(cause, http.client.BadStatusLine)
+
+
+def _tls_remedy(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            "; where an authority of your own signed it, name that one's certificate: in ca_file, "
+            "--ca-file or AWS_CA_BUNDLE, or by the context that tls= takes"
+        )
+    if error.reason in NOT_TLS:
+        return "; does it speak plain HTTP? Then write http://"
+    return ""
+
+
 @contextmanager
-def _translated(what: str) -> Generator[None]:
+def _translated(what: str, url: str) -> Generator[None]:
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
-        raise _unavailable(what, error) from error
+        raise _unavailable(what, error, url) from error
 
 
-def _unavailable(what: str, error: BaseException) -> Unavailable:
-    return Unavailable(f"{what}: {str(error) or type(error).__name__}")
+def _unavailable(what: str, error: BaseException, url: str) -> Unavailable:
+    reason = str(error) or type(error).__name__
+    return Unavailable(f"{url}: {what}: {reason}")
