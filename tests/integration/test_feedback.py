@@ -127,7 +127,7 @@ class ServedSessions:
         accepted, _ = await asyncio.get_running_loop().sock_accept(self.listening)
         stream = StreamSocket(accepted)
         try:
-            await self.server.serve(stream)
+            await self.server.serve(stream, lambda: None)
         finally:
             stream.close()
 

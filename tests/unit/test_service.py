@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -27,9 +29,10 @@ from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarge
 from objectcache_schemas.errors import Busy, InvalidRequest, NotFound, Unavailable, WireError
 from objectcache_schemas.limits import KIB, MIB, Limits
 from objectcache_schemas.messages.buckets import SetPolicy
-from objectcache_schemas.messages.frames import LENGTH
+from objectcache_schemas.messages.frames import LENGTH, encode_frame
 from objectcache_schemas.messages.kv import DeliveryAccepted, DeliveryEnded, KvGet
-from objectcache_schemas.messages.message import Message
+from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message
+from objectcache_schemas.messages.sessions import JoinSession
 from objectcache_schemas.messages.uploads import CompleteUpload, CreateUpload, Upload
 from objectcache_schemas.messages.writes import PinObjects, PutObject, SendData
 from objectcache_schemas.records import BucketInfo, BucketPolicy, ObjectAttributes
@@ -369,3 +372,38 @@ async def test_the_target_socket_is_open_to_whom_its_mode_says(mode: str) -> Non
             ]
             await listening.drain(timeout_s=0.0)
     assert found == [int(mode, 8), 0o600]
+
+
+def silent_client(path: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(DEADLINE_S)
+    client.connect(str(path))
+    return client
+
+
+@pytest.mark.asyncio
+async def test_where_the_target_socket_is_full_the_oldest_that_has_not_joined_ends() -> None:
+    """Twice storage.sessions_max."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerSettings(data_dir=folder, run_dir=folder)
+        async with hosted(server=server, sessions_max=2) as host:
+            listening = StorageServer(host.service)
+            await listening.start()
+            path = host.service.settings.target_socket
+            joined = await asyncio.to_thread(silent_client, path)
+            ticket = host.service.tickets.issue("alice", time.monotonic())
+            joined.sendall(encode_frame(JoinSession(v=PROTOCOL_VERSION, ticket=ticket)))
+            assert await asyncio.to_thread(joined.recv, 1)
+            silent = [await asyncio.to_thread(silent_client, path) for _ in range(5)]
+            for ended in silent[:2]:
+                assert await asyncio.to_thread(ended.recv, 1) == b""
+            assert host.service.counts.client_connections == 4
+            for still in (joined, *silent[2:]):
+                still.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while still.recv(4096):  # what the joined one was told
+                        pass
+                    raise AssertionError("it was ended")
+            await listening.drain(timeout_s=0.0)
+            for client in (joined, *silent):
+                client.close()

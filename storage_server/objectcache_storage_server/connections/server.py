@@ -42,6 +42,7 @@ class StorageServer:
         self._service = service
         self._connections: dict[asyncio.Task[None], GatewayConnection] = {}
         self._clients: set[asyncio.Task[None]] = set()
+        self._unjoined: dict[asyncio.Task[None], None] = {}  # of them, the oldest first
         self._listeners: list[asyncio.Task[None]] = []
         self._paths: list[Path] = []
         self._context: ReloadingContext | None = None
@@ -164,20 +165,29 @@ class StorageServer:
             del self._connections[task]
 
     async def _serve_client(self, stream: StreamSocket) -> None:
-        if (
-            len(self._clients)
-            >= CLIENTS_PER_SESSION_MAX * self._service.settings.storage.sessions_max
-        ):
-            return  # most of them have not joined; those have a few seconds to do so
+        clients_max = CLIENTS_PER_SESSION_MAX * self._service.settings.storage.sessions_max
+        if len(self._clients) >= clients_max:
+            self._end_oldest_unjoined()
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
+        self._unjoined[task] = None
         self._service.counts.client_connections += 1
         try:
-            await self._service.sessions.serve(stream)
+            await self._service.sessions.serve(stream, lambda: self._unjoined.pop(task, None))
         finally:
             self._service.counts.client_connections -= 1
+            self._unjoined.pop(task, None)
             self._clients.discard(task)
+
+    def _end_oldest_unjoined(self) -> None:
+        """At the bound at least half have not joined: sessions have a bound of their own. Who means
+        to join does so in milliseconds, and is not among those that are old.
+        """
+        oldest = next(iter(self._unjoined))
+        del self._unjoined[oldest]
+        self._clients.discard(oldest)
+        oldest.cancel()
 
     async def left_by_gateways(self) -> None:
         """Return when no gateway is connected."""

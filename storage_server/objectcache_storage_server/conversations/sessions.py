@@ -223,14 +223,18 @@ class SessionServer:
         self._session_shares = FairShares(storage.sessions_max)
         self._threads = FabricThreads(storage.sessions_max)
 
-    async def serve(self, socket: StreamSocket) -> None:
-        """Carry a connection of the target socket until it ends, then let its targets go."""
+    async def serve(self, socket: StreamSocket, joined: Callable[[], object]) -> None:
+        """Carry a connection of the target socket until it ends, then let its targets go.
+
+        `joined` is called once it has joined a session.
+        """
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
                 session = await self._join(socket)
         except (ConnectionEnded, FrameError, TimeoutError, OSError):
             return
         if session is not None:
+            joined()
             await self._carry(session, socket)
 
     async def serve_client_of_gateway(
