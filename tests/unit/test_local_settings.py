@@ -249,3 +249,21 @@ def test_nvme_block_device_is_a_path_or_one_of_two_words(value: str) -> None:
     for good in ("auto", "off", "/dev/nvme0n1"):
         settings = load_settings(None, {}, [f"storage.nvme_block_device={good}"])
         assert settings.storage.nvme_block_device == good
+
+
+def put_one_by_one(engine: LocalEngine, count: int) -> None:
+    attributes = ObjectAttributes(user_metadata={"note": "x" * 2000})
+    for number in range(count):
+        key = f"one {number}"
+        engine.commit([staged_put(engine, key, b"", attributes=attributes)])
+
+
+def test_a_store_whose_index_is_full_closes(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    engine = store.open(index_bytes_max=16 * MIB)
+    with pytest.raises(StorageFull, match="index"):
+        put_with_long_attributes(engine, 5000)
+    with pytest.raises(StorageFull, match="index"):
+        put_one_by_one(engine, 1000)
+    store.close()
+    assert "the order of uses is not kept: write the index" in caplog.text
+    assert store.open(index_bytes_max=64 * MIB).status().objects > 1000

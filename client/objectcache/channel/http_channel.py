@@ -80,7 +80,10 @@ class GatewayExchange:
         if len(body) > bytes_max:
             raise ObjectCacheError(f"the server's answer is over {bytes_max} bytes")
         if self._response.length:
-            raise Unavailable(f"the answer was cut, {self._response.length} bytes are missing")
+            missing_bytes = self._response.length
+            raise Unavailable(
+                f"{self._pool.url}: the answer was cut, {missing_bytes} bytes are missing"
+            )
         return body
 
     def wait_forever(self) -> None:
