@@ -6,6 +6,8 @@ import importlib
 import pkgutil
 from typing import get_args
 
+import msgspec
+
 import objectcache_schemas
 from objectcache_schemas.conversations import BodyChoice, GatewayRequest, PutEnd, StorageReply
 from objectcache_schemas.errors import WireError
@@ -13,6 +15,7 @@ from objectcache_schemas.messages.handshake import Hello, Welcome
 from objectcache_schemas.messages.leases import EndLease
 from objectcache_schemas.messages.message import REQUESTS, Changes, Message, RequestRow
 from objectcache_schemas.messages.sessions import NixlNames, TargetEvent, TargetRequest
+from objectcache_schemas.operators.server_state import Health
 from objectcache_storage_server.connections.handlers import HANDLERS
 
 # What is said before, within or after a request, and in a session; each union is its own decoder's.
@@ -80,3 +83,17 @@ def test_of_what_changes_something_only_these_are_ever_sent_twice() -> None:
     }
     # They store nothing before a CommitPut, or ask alone; deleting what is deleted is no error.
     assert twice == {"PutObject", "PutPart", "KvPut", "CheckPut", "DeleteObjects"}
+
+
+def test_a_health_with_nothing_to_complain_of_is_read_by_whoever_knows_no_complaints() -> None:
+    def sent(health: Health) -> set[str]:
+        return set(msgspec.msgpack.decode(msgspec.msgpack.encode(health)))
+
+    well = Health(
+        engine="memory", deliveries_in_flight=0, in_flight_bytes=0, damaged_count=0, draining=False
+    )
+    always = {
+        "op", "engine", "deliveries_in_flight", "in_flight_bytes", "damaged_count", "draining",
+    }  # fmt: skip
+    assert sent(well) == always
+    assert sent(msgspec.structs.replace(well, degraded="it is full")) == {*always, "degraded"}

@@ -6,7 +6,7 @@ from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.message import Changes, Message, request
 
 
-class Health(Message, frozen=True):
+class Health(Message, frozen=True, omit_defaults=True):
     """The storage server's state, for health checks and the admin view."""
 
     engine: str
