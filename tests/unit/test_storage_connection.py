@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +17,7 @@ from objectcache_gateway.storage import storage_connection
 from objectcache_gateway.storage.storage_address import storage_connections_max
 from objectcache_gateway.storage.storage_connection import (
     ConnectionLost,
+    StorageConnection,
     StoragePool,
     Unreachable,
     without_waiting,
@@ -227,6 +230,57 @@ async def test_two_replies_that_arrive_at_once_are_told_apart() -> None:
         assert (await talk.connection.receive(Matched)).matched == 2
         with pytest.raises(Unavailable, match="does not answer"):
             await talk.connection.receive(Matched, timeout_s=0.05)
+
+
+def nobody_holds(read_end: int) -> bool:
+    """Whether nobody has the other end of a pipe that is empty."""
+    os.set_blocking(read_end, False)
+    try:
+        return os.read(read_end, 1) == b""
+    except BlockingIOError:
+        return False
+
+
+@pytest.mark.asyncio
+async def test_a_descriptor_beside_an_error_is_closed_and_not_taken_for_the_next_ones() -> None:
+    near, far = socket.socketpair()
+    read_end, write_end = os.pipe()
+    connection = StorageConnection(near, timeout_s=10.0)
+    try:
+        refusal = encode_frame(Unavailable("no memory").to_wire())
+        socket.send_fds(far, [refusal], [write_end])
+        os.close(write_end)
+        with pytest.raises(Unavailable, match="no memory"):
+            await connection.ask_for_descriptor(GetHealth(), Matched)
+        assert connection.idle
+        assert nobody_holds(read_end)
+        far.sendall(encode_frame(Matched(matched=1, chunk_tokens=16)))
+        reply, descriptor = await connection.ask_for_descriptor(GetHealth(), Matched)
+        assert (reply.matched, descriptor) == (1, None)
+    finally:
+        connection.close()
+        far.close()
+        os.close(read_end)
+
+
+@pytest.mark.asyncio
+async def test_a_descriptor_beside_a_reply_that_was_to_have_none_is_closed() -> None:
+    near, far = socket.socketpair()
+    read_end, write_end = os.pipe()
+    connection = StorageConnection(near, timeout_s=10.0)
+    try:
+        reply = encode_frame(Matched(matched=1, chunk_tokens=16))
+        socket.send_fds(far, [reply], [write_end])
+        os.close(write_end)
+        assert (await connection.ask(GetHealth(), Matched)).matched == 1
+        assert nobody_holds(read_end)
+        far.sendall(reply)
+        _, descriptor = await connection.ask_for_descriptor(GetHealth(), Matched)
+        assert descriptor is None
+    finally:
+        connection.close()
+        far.close()
+        os.close(read_end)
 
 
 @pytest.mark.asyncio

@@ -106,6 +106,42 @@ async def test_a_descriptor_comes_with_its_message() -> None:
             os.close(write_end)
 
 
+@pytest.mark.parametrize("reads_ahead", [False, True])
+@in_loops
+async def test_a_descriptor_is_not_passed_on_to_programs_that_are_started(
+    reads_ahead: bool,
+) -> None:
+    async with pair(reads_ahead=reads_ahead) as (peer, stream):
+        read_end, write_end = os.pipe()
+        try:
+            socket.send_fds(peer, [encode_frame(GetBucket(name="b"))], [write_end])
+            await stream.receive_frame(DECODER)
+            descriptor = stream.take_descriptor()
+            assert descriptor is not None
+            assert not os.get_inheritable(descriptor)
+            os.close(descriptor)
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+
+
+@pytest.mark.parametrize("reads_ahead", [False, True])
+@in_loops
+async def test_a_descriptor_that_nobody_asked_for_is_closed(reads_ahead: bool) -> None:
+    async with pair(reads_ahead=reads_ahead) as (peer, stream):
+        stream.takes_descriptors = False
+        read_end, write_end = os.pipe()
+        try:
+            socket.send_fds(peer, [encode_frame(GetBucket(name="b"))], [write_end])
+            assert (await stream.receive_frame(DECODER)).name == "b"
+            assert stream.take_descriptor() is None
+        finally:
+            os.close(write_end)
+        os.set_blocking(read_end, False)
+        assert os.read(read_end, 1) == b""  # the end: nobody holds the other one
+        os.close(read_end)
+
+
 @in_loops
 async def test_the_end_is_told_from_silence_in_every_wait() -> None:
     async with pair() as (peer, stream):

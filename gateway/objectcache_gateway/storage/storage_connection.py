@@ -96,6 +96,7 @@ class StorageConnection:
         self.passes_descriptors = passes_descriptors  # beside a message, to this host's server
         self._stream = StreamSocket(connected, passes_descriptors=passes_descriptors)
         self._stream.reads_ahead = self._stream.waits_first = True
+        self._stream.takes_descriptors = False
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
         self.idle = True
@@ -148,8 +149,12 @@ class StorageConnection:
         """Send a message and return the reply, with the file descriptor beside it if one came. The
         caller closes it.
         """
-        reply = await self.ask(message, reply_type)
-        return reply, self._stream.take_descriptor()
+        self._stream.takes_descriptors = True
+        try:
+            return await self.ask(message, reply_type), self._stream.take_descriptor()
+        finally:
+            self._stream.takes_descriptors = False
+            self._stream.close_descriptors()  # beside an error
 
     async def send(self, message: Message, *, descriptor: int | None = None) -> None:
         """Send a message."""

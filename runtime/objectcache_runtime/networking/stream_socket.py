@@ -50,7 +50,8 @@ class StreamSocket:
     that wait for an answer after every descriptor: of several frames that were taken together,
     nobody could tell whose a descriptor is. With `waits_first` nothing is looked for before the
     loop says that it came: an answer is seldom there when it is first asked for. The loop watches
-    the socket from one wait to the next, which spares two calls a request.
+    the socket from one wait to the next, which spares two calls a request. Without
+    `takes_descriptors` the system closes what a peer passes, and receiving costs less.
     """
 
     reads_ahead = False
@@ -58,7 +59,7 @@ class StreamSocket:
 
     def __init__(self, connected: socket.socket, *, passes_descriptors: bool = True) -> None:
         connected.setblocking(False)
-        self._passes_descriptors = passes_descriptors
+        self._passes_descriptors = self.takes_descriptors = passes_descriptors
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._descriptors: list[int] = []
@@ -142,13 +143,18 @@ class StreamSocket:
             await self.readable()
         while True:
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(RECEIVE_BYTES, _ANCILLARY_BYTES)
+                if self.takes_descriptors:
+                    data, ancillary, _, _ = self._socket.recvmsg(
+                        RECEIVE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                    )
+                    self._keep_descriptors(ancillary)
+                else:
+                    data = self._socket.recv(RECEIVE_BYTES)
                 break
             except BlockingIOError:
                 await self.readable()
             except ConnectionError as error:
                 raise ConnectionEnded from error
-        self._keep_descriptors(ancillary)
         if not data:
             raise ConnectionEnded
         self._received = memoryview(data)
@@ -157,13 +163,18 @@ class StreamSocket:
     async def _receive_straight(self, view: memoryview) -> int:
         while True:
             try:
-                count, ancillary, _, _ = self._socket.recvmsg_into([view], _ANCILLARY_BYTES)
+                if self.takes_descriptors:
+                    count, ancillary, _, _ = self._socket.recvmsg_into(
+                        [view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                    )
+                    self._keep_descriptors(ancillary)
+                else:
+                    count = self._socket.recv_into(view)
                 break
             except BlockingIOError:
                 await self.readable()
             except ConnectionError as error:
                 raise ConnectionEnded from error
-        self._keep_descriptors(ancillary)
         if not count:
             raise ConnectionEnded
         self.received_bytes += count
@@ -179,8 +190,15 @@ class StreamSocket:
             os.close(self._descriptors.pop(0))
 
     def take_descriptor(self) -> int | None:
-        """The file descriptor that came with the last frame; the caller owns it."""
+        """The file descriptor that came with the last frame; the caller owns it. It is closed in
+        programs that this one starts.
+        """
         return self._descriptors.pop() if self._descriptors else None
+
+    def close_descriptors(self) -> None:
+        """Close what came and nobody took."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     async def receive_frame(
         self, decoder: msgspec.msgpack.Decoder[T], bytes_max: int = MESSAGE_BYTES_MAX
@@ -301,9 +319,7 @@ class StreamSocket:
 
     def close(self) -> None:
         """Close the socket and any descriptor that nobody took."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+        self.close_descriptors()
         self._unwatch()
         self._socket.close()
 
