@@ -9,8 +9,8 @@ import pytest
 
 from objectcache_runtime.settings import ServerSettings, Settings
 from objectcache_schemas.operators.schedule import ScheduledDelivery
-from objectcache_storage_server.deliveries import view_schedule
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
+from objectcache_storage_server.scheduling import view_schedule
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.service import Service
 from tests.schedules import demand_of

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from objectcache_schemas.messages.buckets import (
-    Bucket,
     ConfigureBucket,
     CreateBucket,
     DeleteBucket,
@@ -26,7 +25,7 @@ from objectcache_schemas.messages.kv import KvGet, KvMatch, KvPut
 from objectcache_schemas.messages.leases import LeaseTarget
 from objectcache_schemas.messages.message import Message
 from objectcache_schemas.messages.quotas import CheckPut, GetUsage, TakeRequests
-from objectcache_schemas.messages.reads import ListObjects, Object, OpenObject, StatObject
+from objectcache_schemas.messages.reads import ListObjects, OpenObject, StatObject
 from objectcache_schemas.messages.sessions import CreateSession, JoinForClient, SessionTicket
 from objectcache_schemas.messages.uploads import (
     AbortUpload,
@@ -45,7 +44,6 @@ from objectcache_schemas.messages.writes import (
     ReplaceAttributes,
 )
 from objectcache_schemas.operators.account_changes import (
-    AccountsExported,
     ChangeAccounts,
     ExportAccounts,
     ImportAccounts,
@@ -61,14 +59,20 @@ from objectcache_schemas.operators.server_state import (
     SetLogLevel,
 )
 from objectcache_schemas.operators.traces import GetTraces
+from objectcache_storage_server.admission.gates import Gates
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.conversations.tickets import TICKET_LIFE_S
 from objectcache_storage_server.deliveries.get_means import GetMeans
+from objectcache_storage_server.deliveries.open_prefix import match_prefix
 from objectcache_storage_server.deliveries.prefix_gets import serve_kv_get
+from objectcache_storage_server.deliveries.schedule import Schedule
+from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.leases.lend_target import serve_lease
 from objectcache_storage_server.operators import account_requests, process_requests
+from objectcache_storage_server.operators.run_checks import Checks
 from objectcache_storage_server.puts.prefix_puts import serve_kv_put
 from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.quotas.books import Books
 from objectcache_storage_server.quotas.take_requests import take_requests
 from objectcache_storage_server.s3 import (
     bucket_requests,
@@ -81,6 +85,7 @@ from objectcache_storage_server.s3.bucket_pages import bucket_page
 from objectcache_storage_server.s3.object_gets import serve_object
 from objectcache_storage_server.s3.object_puts import check_put, serve_put_object, serve_put_part
 from objectcache_storage_server.service import Service
+from objectcache_storage_server.tracing.trace_book import TraceBook
 
 M = TypeVar("M", bound=Message)
 PartT = TypeVar("PartT")
@@ -94,6 +99,30 @@ def _gets(service: Service) -> GetMeans:
 
 def _store(service: Service) -> StoreMeans:
     return service.store
+
+
+def _books(service: Service) -> Books:
+    return service.books
+
+
+def _checks(service: Service) -> Checks:
+    return service.checks
+
+
+def _engine(service: Service) -> Engine:
+    return service.engine
+
+
+def _gates(service: Service) -> Gates:
+    return service.gates
+
+
+def _schedule(service: Service) -> Schedule:
+    return service.schedule
+
+
+def _traces(service: Service) -> TraceBook:
+    return service.traces
 
 
 def _all(service: Service) -> Service:
@@ -169,16 +198,12 @@ HANDLERS: dict[type[Message], Handler] = dict(
         _talking(KvPut, _store, serve_kv_put),
         _talking(PutObject, _store, serve_put_object),
         _talking(PutPart, _store, serve_put_part),
-        _at_once(KvMatch, _store, object_requests.match_prefix),
-        _at_once(
-            StatObject,
-            _all,
-            lambda service, asked: Object(info=service.engine.stat(asked.bucket, asked.key)),
-        ),
-        _at_once(ListObjects, _store, object_requests.list_stored),
-        _at_once(ReplaceAttributes, _store, object_requests.replace_attributes),
+        _at_once(KvMatch, _engine, match_prefix),
+        _at_once(StatObject, _engine, object_requests.stat_object),
+        _at_once(ListObjects, _engine, object_requests.list_stored),
+        _at_once(ReplaceAttributes, _engine, object_requests.replace_attributes),
         _at_once(DeleteObjects, _store, object_requests.delete_objects),
-        _at_once(PinObjects, _store, object_requests.pin_objects),
+        _at_once(PinObjects, _engine, object_requests.pin_objects),
         _answered(CopyObject, _store, copy_requests.copy_object),
         # sessions
         _at_once(CreateSession, _all, _create_session),
@@ -188,17 +213,11 @@ HANDLERS: dict[type[Message], Handler] = dict(
         _answered(CopyPart, _store, copy_requests.copy_part),
         _answered(CompleteUpload, _store, copy_requests.complete),
         _at_once(AbortUpload, _store, upload_requests.abort_upload),
-        _at_once(
-            ListParts, _all, lambda service, asked: multipart.list_parts(service.engine, asked)
-        ),
-        _at_once(
-            ListUploads, _all, lambda service, asked: multipart.list_uploads(service.engine, asked)
-        ),
+        _at_once(ListParts, _engine, multipart.list_parts),
+        _at_once(ListUploads, _engine, multipart.list_uploads),
         # buckets
-        _at_once(
-            GetBucket, _all, lambda service, asked: Bucket(info=service.engine.bucket(asked.name))
-        ),
-        _at_once(ListBuckets, _all, lambda service, asked: bucket_page(service.engine, asked)),
+        _at_once(GetBucket, _engine, bucket_requests.get_bucket),
+        _at_once(ListBuckets, _engine, bucket_page),
         _changing_a_bucket(CreateBucket, bucket_requests.create_bucket),
         _changing_a_bucket(DeleteBucket, bucket_requests.delete_bucket),
         _changing_a_bucket(SetLayout, bucket_requests.set_layout),
@@ -216,26 +235,16 @@ HANDLERS: dict[type[Message], Handler] = dict(
         _talking(WatchDirectory, _store, account_requests.serve_watch),
         _answered(ChangeAccounts, _store, account_requests.change_accounts),
         _answered(ImportAccounts, _store, account_requests.import_accounts),
-        _at_once(
-            ExportAccounts,
-            _all,
-            lambda service, asked: AccountsExported(
-                data=service.books.accounts.export(asked.passphrase)
-            ),
-        ),
+        _at_once(ExportAccounts, _books, account_requests.export_accounts),
         # the server
         _at_once(GetHealth, _all, lambda service, _: service.health()),
         _at_once(GetMetrics, _all, lambda service, _: Metrics(text=service.metrics_text())),
-        _at_once(
-            GetEngineStatus, _all, lambda service, _: EngineState(status=service.engine.status())
-        ),
-        _at_once(GetSchedule, _all, lambda service, _: service.schedule.state()),
-        _at_once(SetSchedule, _all, lambda service, asked: service.schedule.change(asked)),
-        _at_once(
-            GetTraces, _all, lambda service, asked: service.traces.answer(asked, time.monotonic())
-        ),
-        _at_once(SetLogLevel, _store, process_requests.change_log_level),
-        _at_once(Drain, _store, process_requests.drain),
-        _talking(CheckEngine, _all, lambda service, talk, asked: service.checks.serve(talk, asked)),
+        _at_once(GetEngineStatus, _engine, lambda engine, _: EngineState(status=engine.status())),
+        _at_once(GetSchedule, _schedule, lambda schedule, _: schedule.state()),
+        _at_once(SetSchedule, _schedule, Schedule.change),
+        _at_once(GetTraces, _traces, lambda traces, asked: traces.answer(asked, time.monotonic())),
+        _at_once(SetLogLevel, _all, lambda _, asked: process_requests.change_log_level(asked)),
+        _at_once(Drain, _gates, process_requests.drain),
+        _talking(CheckEngine, _checks, Checks.serve),
     )
 )

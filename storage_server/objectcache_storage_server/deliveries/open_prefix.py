@@ -1,4 +1,4 @@
-"""Opening the chunks of a prefix: all of them, or the longest stored part."""
+"""How much of a prefix is stored; its chunks opened: all of them, or the longest stored part."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Sequence
 
 from objectcache_schemas.descriptor import Descriptor, OnMissing
 from objectcache_schemas.errors import InvalidRequest, NotFound
-from objectcache_schemas.messages.kv import KvGet
+from objectcache_schemas.messages.kv import KvGet, KvMatch, Matched
 from objectcache_schemas.records import ObjectInfo
 from objectcache_storage_server.deliveries.get_means import GetMeans
-from objectcache_storage_server.engines.base import OpenObjects
+from objectcache_storage_server.engines.base import Engine, OpenObjects
 from objectcache_storage_server.scheduling.windows.find_windows import Window
+
+
+def match_prefix(engine: Engine, request: KvMatch) -> Matched:
+    """`KvMatch`."""
+    matched = engine.match(request.bucket, request.chunk_keys)
+    layout = engine.bucket(request.bucket).layout
+    return Matched(matched=matched, chunk_tokens=layout.chunk_tokens if layout else 0)
 
 
 def open_prefix(

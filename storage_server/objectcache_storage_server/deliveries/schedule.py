@@ -10,9 +10,9 @@ from objectcache_schemas.limits import KIB
 from objectcache_schemas.operators.schedule import ScheduleState, SetSchedule
 from objectcache_storage_server.admission.gates import Gates
 from objectcache_storage_server.deliveries.dispatcher import Dispatcher
-from objectcache_storage_server.deliveries.view_schedule import copy_schedule
 from objectcache_storage_server.scheduling.schedule_book import ScheduleBook
 from objectcache_storage_server.scheduling.scheduler import Scheduler
+from objectcache_storage_server.scheduling.view_schedule import copy_schedule
 
 FRAGMENT_BYTES_MIN = 64 * KIB
 RATED_FRAGMENT_S = 0.25  # of a delivery at the rate that its client wants at most

@@ -29,7 +29,7 @@ from objectcache_storage_server.metrics.engine_families import (
     engine_call_families,
     engine_families,
 )
-from objectcache_storage_server.s3.bucket_usage import bucket_usage
+from objectcache_storage_server.quotas.bucket_usage import bucket_usage
 from objectcache_storage_server.s3.lifecycle import LifecycleCounts
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 from objectcache_storage_server.tracing.recorder import PHASES

@@ -9,13 +9,16 @@ from objectcache_runtime.first_of import end, first_done
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.operators.account_changes import (
     AccountsChanged,
+    AccountsExported,
     ChangeAccounts,
+    ExportAccounts,
     ImportAccounts,
     WatchDirectory,
 )
 from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S, Known
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.quotas.books import Books
 
 
 async def serve_watch(means: StoreMeans, talk: Conversation, request: WatchDirectory) -> None:
@@ -59,6 +62,11 @@ async def import_accounts(means: StoreMeans, request: ImportAccounts) -> Account
         means,
         await means.calls.call(means.books.accounts.import_, data, passphrase, buckets_of(means)),
     )
+
+
+def export_accounts(books: Books, request: ExportAccounts) -> AccountsExported:
+    """`ExportAccounts`."""
+    return AccountsExported(data=books.accounts.export(request.passphrase))
 
 
 async def _followed(means: StoreMeans, version: int) -> AccountsChanged:

@@ -1,4 +1,4 @@
-"""What puts are served with, and all else that changes or asks for what is stored."""
+"""What puts are served with, and whatever else changes objects, buckets or accounts."""
 
 from __future__ import annotations
 

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest, NotFound
 from objectcache_schemas.messages.buckets import (
+    Bucket,
     ConfigureBucket,
     CreateBucket,
     DeleteBucket,
+    GetBucket,
     SetLayout,
     SetPolicy,
 )
@@ -20,12 +22,18 @@ from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.quotas import GetUsage, Usage
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Quota
 from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S
+from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.engines.bucket_rules import no_such_bucket
 from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.quotas.bucket_usage import bucket_usage
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.bucket_configuration import check_configuration
-from objectcache_storage_server.s3.bucket_usage import bucket_usage
+
+
+def get_bucket(engine: Engine, request: GetBucket) -> Bucket:
+    """`GetBucket`."""
+    return Bucket(info=engine.bucket(request.name))
 
 
 def get_usage(means: StoreMeans, request: GetUsage) -> Usage:

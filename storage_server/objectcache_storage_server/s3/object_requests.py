@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from objectcache_schemas.messages.handshake import Done
-from objectcache_schemas.messages.kv import KvMatch, Matched
-from objectcache_schemas.messages.reads import Listing, ListObjects, Object
+from objectcache_schemas.messages.reads import Listing, ListObjects, Object, StatObject
 from objectcache_schemas.messages.writes import (
     DeleteObjects,
     ObjectsPinned,
     PinObjects,
     ReplaceAttributes,
 )
+from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.puts.store_means import StoreMeans
 from objectcache_storage_server.s3.bucket_requests import check_not_hidden
 from objectcache_storage_server.s3.list_objects import list_objects
 
 
-def list_stored(means: StoreMeans, request: ListObjects) -> Listing:
+def stat_object(engine: Engine, request: StatObject) -> Object:
+    """`StatObject`."""
+    return Object(info=engine.stat(request.bucket, request.key))
+
+
+def list_stored(engine: Engine, request: ListObjects) -> Listing:
     """`ListObjects`."""
-    with means.calls.engine.scanning(request.bucket) as scan:
+    with engine.scanning(request.bucket) as scan:
         return list_objects(request, scan)
 
 
-def replace_attributes(means: StoreMeans, request: ReplaceAttributes) -> Object:
+def replace_attributes(engine: Engine, request: ReplaceAttributes) -> Object:
     """`ReplaceAttributes`."""
     check_not_hidden(request.bucket)
-    info = means.calls.engine.replace_attributes(request.bucket, request.seen, request.attributes)
+    info = engine.replace_attributes(request.bucket, request.seen, request.attributes)
     return Object(info=info)
 
 
@@ -36,14 +41,7 @@ def delete_objects(means: StoreMeans, request: DeleteObjects) -> Done:
     return Done()
 
 
-def pin_objects(means: StoreMeans, request: PinObjects) -> ObjectsPinned:
+def pin_objects(engine: Engine, request: PinObjects) -> ObjectsPinned:
     """`PinObjects`."""
     check_not_hidden(request.bucket)
-    return ObjectsPinned(count=means.calls.engine.pin(request.bucket, request.keys, request.pinned))
-
-
-def match_prefix(means: StoreMeans, request: KvMatch) -> Matched:
-    """`KvMatch`."""
-    matched = means.calls.engine.match(request.bucket, request.chunk_keys)
-    layout = means.calls.engine.bucket(request.bucket).layout
-    return Matched(matched=matched, chunk_tokens=layout.chunk_tokens if layout else 0)
+    return ObjectsPinned(count=engine.pin(request.bucket, request.keys, request.pinned))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from objectcache_schemas.operators.schedule import (
     ScheduleChanges,
@@ -10,15 +10,28 @@ from objectcache_schemas.operators.schedule import (
     ScheduledDelivery,
     ScheduleState,
 )
-from objectcache_storage_server.deliveries.delivery import ServedDelivery
 from objectcache_storage_server.scheduling.demand import Demand
+from objectcache_storage_server.scheduling.lanes.delivery_flow import ScheduledJob
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 
 SCHEDULED_DELIVERIES_SHOWN = 1000
 
+
+class NamedJob(ScheduledJob, Protocol):
+    """A delivery of which an operator is told what the scheduler itself does not ask."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def window_source(self) -> str: ...
+
+
+J = TypeVar("J", bound=NamedJob)
+
 # job, demand, pooled, rate_bytes_per_s, sent_bytes, consumed_layers, begun_s: plain tuples, because
 # nothing is chosen while they are made
-_Row = tuple[ServedDelivery, Demand, bool, float | None, int, int, float]
+_Row = tuple[NamedJob, Demand, bool, float | None, int, int, float]
 
 
 class ScheduleCopy(NamedTuple):
@@ -42,7 +55,7 @@ class ScheduleCopy(NamedTuple):
         )
 
 
-def copy_schedule(scheduler: Scheduler[ServedDelivery], now_s: float) -> ScheduleCopy:
+def copy_schedule(scheduler: Scheduler[J], now_s: float) -> ScheduleCopy:
     """Of the first deliveries; called under the dispatcher's lock."""
     flows = scheduler.flows()
     rows: list[_Row] = [
@@ -62,7 +75,7 @@ def copy_schedule(scheduler: Scheduler[ServedDelivery], now_s: float) -> Schedul
 
 
 def _scheduled(
-    job: ServedDelivery,
+    job: NamedJob,
     demand: Demand,
     pooled: bool,
     rate_bytes_per_s: float | None,
