@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_schemas.errors import Unavailable
 from objectcache_storage_server.engines.blobs.blob_store import (
     BlobRead,
     BlobStore,
@@ -19,7 +20,11 @@ from objectcache_storage_server.engines.blobs.blob_store import (
 from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.files.folder_blobs import FolderBlobStore
 from objectcache_storage_server.engines.memory.memory_blobs import MemoryBlobStore
-from objectcache_storage_server.testing import DelayingBlobStore, PassingBlobStore
+from objectcache_storage_server.testing import (
+    DelayingBlobStore,
+    FaultyBlobStore,
+    PassingBlobStore,
+)
 from tests.contract.engine_suite import content
 
 NEVER_S = float("inf")
@@ -28,6 +33,7 @@ STORES: dict[str, Callable[[Path], BlobStore]] = {
     "folder": lambda folder: FolderBlobStore(folder, FlushLatch()),
     "passing": lambda _: PassingBlobStore(MemoryBlobStore()),
     "delaying": lambda _: DelayingBlobStore(MemoryBlobStore(), lambda: 0.001),
+    "faulty": lambda _: FaultyBlobStore(MemoryBlobStore(), seed=0, fault_rate=0.0),
 }
 
 
@@ -132,6 +138,22 @@ def test_a_read_that_is_cancelled_never_lands() -> None:
         future.result()
     store.close()
     assert landing == bytes(4)
+
+
+def test_no_landing_is_written_after_its_read_has_failed() -> None:
+    inner = DelayingBlobStore(MemoryBlobStore(), lambda: 0.02)
+    store = FaultyBlobStore(inner, seed=0, fault_rate=0.0)
+    blob = store.open(stored(store, b"data"))
+    store.fault_rate = 1.0
+    landings = [bytearray(4) for _ in range(20)]
+    seen: list[bytes] = []
+    for landing in landings:
+        future = store.begin_reads([BlobRead(blob, 0, memoryview(landing))], NEVER_S)
+        assert isinstance(future.exception(), Unavailable)
+        seen.append(bytes(landing))
+    store.close()  # which ends every read
+    assert [bytes(landing) for landing in landings] == seen
+    assert set(seen) == {bytes(4), b"data"}  # some failed before they were begun, some after
 
 
 def test_a_passing_store_has_every_method_of_the_contract() -> None:

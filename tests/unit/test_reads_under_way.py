@@ -82,6 +82,22 @@ class HeldStore(PassingBlobStore):
         return future
 
 
+class ForgettingStore(PassingBlobStore):
+    """Begins four batches, fails the first of them, and answers the others only when cancelled."""
+
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, queue_depth=4)
+        self.begun: list[Future[None]] = []
+
+    def begin_reads(self, reads: Sequence[BlobRead], deadline_s: float) -> Future[None]:
+        future: Future[None] = Future()
+        self.begun.append(future)
+        if len(self.begun) == 4:
+            self.begun[0].set_exception(Unavailable("one read failed"))
+        return future
+
+
 def filled(engine: Engine) -> Engine:
     """With the payload's chunks in it."""
     engine.create_bucket(BUCKET)
@@ -183,6 +199,22 @@ def test_reads_of_a_delivery_that_fails_are_cancelled(
     one.delivery.fail(DeliveryFailed("its client is gone"))
     one.wait()
     assert one.client.buffer == bytes(len(PAYLOAD))
+
+
+def test_a_read_that_fails_cancels_the_other_reads_of_its_delivery(
+    reading: Callable[[Engine], Reading],
+) -> None:
+    engine = memory_over(ForgettingStore)
+    one = reading(filled(engine))
+    store = engine.store
+    assert isinstance(store, ForgettingStore)
+    try:
+        one.wait()
+        assert [future.cancelled() for future in store.begun] == [False, True, True, True]
+    finally:
+        for future in store.begun:
+            future.cancel()
+    assert str(one.delivery.error) == "one read failed"
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), DamagedData("rot", key="chunk 0")])

@@ -224,9 +224,6 @@ class ServedDelivery:
         """End the delivery with an error; no effect once it is complete or has failed."""
         with self._lock:
             self._fail(error)
-            begun = list(self._begun)
-        for reads in begun:
-            reads.cancel()
         self._settle()
 
     def _fail(self, error: ObjectCacheError) -> None:
@@ -246,6 +243,7 @@ class ServedDelivery:
 
         Whoever comes while another thread announces leaves it all to that thread.
         """
+        self._cancel_unwanted()
         with self._lock:
             if self._settling:
                 return
@@ -274,6 +272,16 @@ class ServedDelivery:
                 self._complete.clear()
                 if self.state is not DeliveryState.FAILED:  # not complete: it was not announced
                     self.state, self.error = DeliveryState.FAILED, error
+            self._cancel_unwanted()
+
+    def _cancel_unwanted(self) -> None:
+        """Of a delivery that has failed, however it did, nobody waits for what is being read."""
+        if self.state is not DeliveryState.FAILED:
+            return
+        with self._lock:
+            unwanted = list(self._begun)
+        for reads in unwanted:
+            reads.cancel()
 
     def _ends_now(self) -> bool:
         """Whether the caller has to call `_end`."""

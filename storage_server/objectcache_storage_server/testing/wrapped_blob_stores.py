@@ -144,7 +144,23 @@ class FaultyBlobStore(PassingBlobStore):
         raise StoreTimeout(told)
 
     def begin_reads(self, reads: Sequence[BlobRead], deadline_s: float) -> Future[None]:
+        begun: list[Future[None]] = []
+
+        def begin() -> Future[None]:
+            begun.append(self.inner.begin_reads(reads, deadline_s))
+            return begun[0]
+
         try:
-            return self.call("begin_reads", 0, lambda: self.inner.begin_reads(reads, deadline_s))
+            return self.call("begin_reads", 0, begin)
         except Unavailable as fault:
-            return failed(fault)
+            return _failing_after(begun[0], fault) if begun else failed(fault)
+
+
+def _failing_after(begun: Future[None], fault: Unavailable) -> Future[None]:
+    """Ends with a fault when reads end, whichever way: until then they write to their landings. It
+    cannot be cancelled.
+    """
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    begun.add_done_callback(lambda _: future.set_exception(fault))
+    return future

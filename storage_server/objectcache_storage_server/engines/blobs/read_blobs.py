@@ -4,6 +4,9 @@ A read is cut into pieces of whole checksum blocks. What begins or ends inside o
 with its block into memory of our own. A store that does one read after the other is asked for a
 piece at a time, which is checked while it is still in the processor's cache; any other store is
 given all of a call at once, and everything is checked when it is there.
+
+What is lost or does not match is read once more, into memory of our own, before anything is
+dropped: a client can write to the memory that is being filled for it, and a device can fail once.
 """
 
 from __future__ import annotations
@@ -58,13 +61,14 @@ class _Piece(NamedTuple):
     first_block: int
     read: BlobRead
 
-    def verify(self) -> None:
-        """Raise `_Damage` for a block that does not match its checksum."""
-        version, first_block, (_, _, memory) = self
+    def misfit(self, memory: memoryview) -> int | None:
+        """The first block that does not match its checksum, where `memory` is what was read."""
+        version, first_block, _ = self
         block_bytes, checksums = version.block_bytes, version.checksums
         for index, begin in enumerate(range(0, len(memory), block_bytes), first_block):
             if block_checksum(memory[begin : begin + block_bytes]) != checksums[index]:
-                raise _Damage(version, index)
+                return index
+        return None
 
 
 Copies = list[tuple[memoryview, memoryview]]  # from a block to where a part of it belongs
@@ -100,18 +104,19 @@ class OpenBlobs(OpenObjects):
                     continue
                 # A slice that is one block: a layer is hundreds, and a call each costs a tenth.
                 target = buffer[landing : landing + length_bytes]
-                future = begin_reads((BlobRead(version.blob, offset_bytes, target),), deadline_s)
-                if future is not DONE:
-                    future.result()
-                if not is_verified and checksum_of(target) != version.checksums[index]:
-                    raise _Damage(version, index)
+                wanted = BlobRead(version.blob, offset_bytes, target)
+                future = begin_reads((wanted,), deadline_s)
+                if future is DONE and (
+                    is_verified or checksum_of(target) == version.checksums[index]
+                ):
+                    continue
+                self.land((_Piece(version, index, wanted),), future)
 
     def _read_pieces(self, read: Read, buffer: memoryview, deadline_s: float) -> None:
         """Read and verify piece by piece."""
         copies: Copies = []
         for piece in self._pieces((read,), buffer, copies, PIECE_BYTES):
-            self._reader.store.begin_reads((piece.read,), deadline_s).result()
-            self.verify((piece,))
+            self.land((piece,), self._reader.store.begin_reads((piece.read,), deadline_s))
         _copy(copies)
 
     def begin_reads(self, reads: Sequence[Read], buffer: memoryview) -> BegunReads:
@@ -134,11 +139,30 @@ class OpenBlobs(OpenObjects):
         except CancelledError as error:
             raise Unavailable("the read was given up") from error
 
-    def verify(self, pieces: Sequence[_Piece]) -> None:
-        """Compare what was read with its checksums; raises `_Damage`."""
-        if not self._reader.store.capabilities.is_verified:
-            for piece in pieces:
-                piece.verify()
+    def land(self, pieces: Sequence[_Piece], future: Future[None]) -> None:
+        """Wait for pieces, and compare them with their checksums. Raises `LostBlob` and `_Damage`
+        for what is no better when it is read again, and what else reading fails with.
+        """
+        try:
+            future.result()
+        except LostBlob:  # which of the others were read is not known
+            suspects = list(pieces)
+        else:
+            if self._reader.store.capabilities.is_verified:
+                return
+            suspects = [piece for piece in pieces if piece.misfit(piece.read.landing) is not None]
+        for piece in suspects:
+            self._read_again(piece)
+
+    def _read_again(self, piece: _Piece) -> None:
+        store, (blob, offset_bytes, landing) = self._reader.store, piece.read
+        own = memoryview(bytearray(len(landing)))
+        again = BlobRead(blob, offset_bytes, own)
+        store.begin_reads((again,), self._reader.deadline_s()).result()
+        misfit = None if store.capabilities.is_verified else piece.misfit(own)
+        if misfit is not None:
+            raise _Damage(piece.version, misfit)
+        landing[:] = own
 
     def _pieces(
         self,
@@ -189,8 +213,7 @@ class _BegunBlobReads(BegunReads):
 
     def finish(self) -> None:
         with self._opened.failures():
-            self._future.result()
-            self._opened.verify(self._pieces)
+            self._opened.land(self._pieces, self._future)
         _copy(self._copies)
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""A catalog in this process's memory: a dictionary of buckets, each a sorted dictionary of keys."""
+"""A catalog in this process's memory: buckets by name and number, each a sorted dictionary."""
 
 from __future__ import annotations
 
@@ -31,12 +31,33 @@ class _Bucket:
     stored_bytes: int = 0
 
 
-class MemoryChange(BlobChange):
-    """Look-ups and changes of one transaction, carried out at once and undone by an error."""
+_NO_VERSIONS: Any = SortedDict()  # of a bucket that was removed; never changed
+_NOTHING = BucketTotals(0, 0)
 
-    def __init__(self, buckets: dict[int, _Bucket], next_number: Iterator[int]) -> None:
+
+class _Buckets:
+    """Buckets, each found by its number and by its name."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, _Bucket] = {}
+        self.by_name: Any = SortedDict()
+        self.numbers = itertools.count(1)
+
+    def add(self, bucket: _Bucket) -> None:
+        self.by_number[bucket.number] = self.by_name[bucket.info.name] = bucket
+
+    def remove(self, bucket: _Bucket) -> None:
+        del self.by_number[bucket.number], self.by_name[bucket.info.name]
+
+
+class MemoryChange(BlobChange):
+    """Look-ups and changes of one transaction, carried out at once and undone by an error.
+
+    A bucket may have been removed since its number was looked up; it then holds no versions.
+    """
+
+    def __init__(self, buckets: _Buckets) -> None:
         self._buckets = buckets
-        self._next_number = next_number
         self._undo: list[Callable[[], None]] = []
 
     def undo(self) -> None:
@@ -45,28 +66,31 @@ class MemoryChange(BlobChange):
             step()
 
     def find_bucket(self, name: str) -> BucketRow | None:
-        for bucket in self._buckets.values():
-            if bucket.info.name == name:
-                return BucketRow(bucket.number, bucket.info)
-        return None
+        bucket: _Bucket | None = self._buckets.by_name.get(name)
+        return BucketRow(bucket.number, bucket.info) if bucket is not None else None
 
     def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
-        infos = [bucket.info for bucket in self._buckets.values()]
-        found = [info for info in infos if info.name > after and not info.name.startswith(".")]
-        return sorted(found, key=lambda info: info.name)[:limit]
+        by_name = self._buckets.by_name
+        names = by_name.irange(after, inclusive=(False, True))
+        listed = (name for name in names if not name.startswith("."))
+        return [by_name[name].info for name in itertools.islice(listed, limit)]
+
+    def _versions(self, bucket_number: int) -> Any:
+        bucket = self._buckets.by_number.get(bucket_number)
+        return bucket.versions if bucket is not None else _NO_VERSIONS
 
     def versions(self, bucket_number: int, keys: Iterable[str]) -> dict[str, BlobVersion]:
-        stored = self._buckets[bucket_number].versions
+        stored = self._versions(bucket_number)
         return {key: stored[key] for key in keys if key in stored}
 
     def match(self, bucket_number: int, keys: Sequence[str]) -> int:
-        stored = self._buckets[bucket_number].versions
+        stored = self._versions(bucket_number)
         return sum(1 for _ in itertools.takewhile(stored.__contains__, keys))
 
     def scan(
         self, bucket_number: int, prefix: str, start_after: str, limit: int
     ) -> list[ObjectInfo]:
-        stored = self._buckets[bucket_number].versions
+        stored = self._versions(bucket_number)
         follows_prefix = start_after < prefix or not start_after
         keys = stored.irange(
             prefix if follows_prefix else start_after, inclusive=(follows_prefix, True)
@@ -75,39 +99,40 @@ class MemoryChange(BlobChange):
         return [stored[key].info for key in itertools.islice(found, limit)]
 
     def is_empty(self, bucket_number: int) -> bool:
-        return not self._buckets[bucket_number].versions
+        return not self._versions(bucket_number)
 
     def key_of_other_size(self, bucket_number: int, size_bytes: int) -> str | None:
-        stored = self._buckets[bucket_number].versions.items()
+        stored = self._versions(bucket_number).items()
         return next((key for key, each in stored if each.info.size_bytes != size_bytes), None)
 
     def totals(self, bucket_number: int) -> BucketTotals:
-        bucket = self._buckets[bucket_number]
-        return BucketTotals(len(bucket.versions), bucket.stored_bytes)
+        bucket = self._buckets.by_number.get(bucket_number)
+        return BucketTotals(len(bucket.versions), bucket.stored_bytes) if bucket else _NOTHING
 
     def blob_sizes(self) -> Iterator[tuple[BlobVersionName, int]]:
-        for bucket in self._buckets.values():
+        for bucket in self._buckets.by_number.values():
             for version in bucket.versions.values():
                 yield version.name, version.info.size_bytes
 
     def add_bucket(self, info: BucketInfo) -> int:
-        number = next(self._next_number)
-        self._buckets[number] = _Bucket(number, info)
-        self._undo.append(lambda: self._buckets.__delitem__(number))
-        return number
+        bucket = _Bucket(next(self._buckets.numbers), info)
+        self._buckets.add(bucket)
+        self._undo.append(lambda: self._buckets.remove(bucket))
+        return bucket.number
 
     def replace_bucket(self, number: int, info: BucketInfo) -> None:
-        bucket = self._buckets[number]
+        bucket = self._buckets.by_number[number]
         before, bucket.info = bucket.info, info
         self._undo.append(lambda: setattr(bucket, "info", before))
 
     def remove_bucket(self, number: int) -> None:
-        bucket = self._buckets.pop(number)
-        self._undo.append(lambda: self._buckets.__setitem__(number, bucket))
+        bucket = self._buckets.by_number[number]
+        self._buckets.remove(bucket)
+        self._undo.append(lambda: self._buckets.add(bucket))
 
     def add(self, versions: Iterable[BlobVersion]) -> None:
         for version in versions:
-            bucket = self._buckets[version.bucket_number]
+            bucket = self._buckets.by_number[version.bucket_number]
             before = bucket.versions.get(version.info.key)
             _set(bucket, version.info.key, version)
             self._undo.append(partial(_set, bucket, version.info.key, before))
@@ -115,9 +140,9 @@ class MemoryChange(BlobChange):
     def delete(self, names: Iterable[BlobVersionName]) -> int:
         count = 0
         for name in names:
-            bucket = self._buckets[name.bucket_number]
-            version = bucket.versions.get(name.key)
+            version = self._versions(name.bucket_number).get(name.key)
             if version is not None and version.name == name:
+                bucket = self._buckets.by_number[name.bucket_number]
                 _set(bucket, name.key, None)
                 self._undo.append(partial(_set, bucket, name.key, version))
                 count += 1
@@ -137,20 +162,19 @@ class MemoryCatalog(BlobCatalog):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._buckets: dict[int, _Bucket] = {}
-        self._numbers = itertools.count(1)
+        self._buckets = _Buckets()
 
     def __repr__(self) -> str:
-        return f"<MemoryCatalog {len(self._buckets)} buckets>"
+        return f"<MemoryCatalog {len(self._buckets.by_number)} buckets>"
 
     @contextlib.contextmanager
     def reading(self) -> Generator[MemoryChange, None, None]:
         with self._lock:
-            yield MemoryChange(self._buckets, self._numbers)
+            yield MemoryChange(self._buckets)
 
     @contextlib.contextmanager
     def writing(self) -> Generator[MemoryChange, None, None]:
-        change = MemoryChange(self._buckets, self._numbers)
+        change = MemoryChange(self._buckets)
         with self._lock:
             try:
                 yield change
@@ -162,7 +186,7 @@ class MemoryCatalog(BlobCatalog):
     def object_count(self) -> int:
         """Of all buckets."""
         with self._lock:
-            return sum(len(bucket.versions) for bucket in self._buckets.values())
+            return sum(len(bucket.versions) for bucket in self._buckets.by_number.values())
 
     def close(self) -> None:
-        self._buckets = {}
+        self._buckets = _Buckets()
