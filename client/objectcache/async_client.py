@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mappi
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial, update_wrapper
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,13 @@ from objectcache.client import CONNECTIONS_MAX, DEFAULT_REGION, TARGET_BYTES_MAX
 from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.delivery_facts import DeliveryFacts
 from objectcache.kv_bucket import KvBucket
-from objectcache.landing.targets import FabricTarget, SharedMemoryTarget
+from objectcache.landing.targets import FabricTarget, SharedMemoryTarget, Target
 from objectcache.payload import Bytes
 from objectcache.puts.putting import LayerPut
 from objectcache.sessions.fabric_joining import FabricSettings
 from objectcache_schemas.errors import DeliveryFailed
 from objectcache_schemas.layout import KvLayout
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -200,29 +198,6 @@ class AsyncLayerPut:
         return f"<Async{repr(self._put)[1:]}"
 
 
-def _taking_arguments_of(
-    method: Callable[Concatenate[KvBucket, P], T],
-) -> Callable[
-    [Callable[[AsyncKvBucket, Callable[[KvBucket], T]], R]],
-    Callable[Concatenate[AsyncKvBucket, P], R],
-]:
-    """Make of a function that is given a prepared call on a bucket a method with that call's
-    arguments, which are thus named in `KvBucket` alone.
-    """
-
-    def decorate(
-        act: Callable[[AsyncKvBucket, Callable[[KvBucket], T]], R],
-    ) -> Callable[Concatenate[AsyncKvBucket, P], R]:
-        def taking(bucket: AsyncKvBucket, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return act(bucket, lambda blocking: method(blocking, *args, **kwargs))
-
-        update_wrapper(taking, method)
-        taking.__doc__ = act.__doc__
-        return taking
-
-    return decorate
-
-
 class AsyncKvBucket:
     """A `KvBucket` for event loops. See there."""
 
@@ -236,34 +211,89 @@ class AsyncKvBucket:
         """See `KvBucket.chunk_keys`; computed at once."""
         return self._bucket.chunk_keys(tokens)
 
-    @_taking_arguments_of(KvBucket.match)
-    async def match(self, call: Callable[[KvBucket], int]) -> int:
+    async def match(self, chunk_keys: Sequence[str], *, timeout_s: float | None = None) -> int:
         """See `KvBucket.match`."""
-        return await self._calls.run(partial(call, self._bucket))
+        return await self._calls.run(partial(self._bucket.match, chunk_keys, timeout_s=timeout_s))
 
-    @_taking_arguments_of(KvBucket.fetch)
-    def fetch(self, begin: Callable[[KvBucket], Delivery]) -> AsyncFetch:
+    def fetch(
+        self,
+        chunk_keys: Sequence[str],
+        *,
+        delivery: str = "auto",
+        layers: tuple[int, int] | None = None,
+        on_missing: str = "fail",
+        compute_window_s: float | None = None,
+        context_tokens: int | None = None,
+        model: str | None = None,
+        fingerprint: str | None = None,
+        computed_tokens: int | None = None,
+        rate_bytes_per_s: float | None = None,
+        path: str | None = None,
+        target: Target | None = None,
+        transport: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncFetch:
         """See `KvBucket.fetch`. Use it as `async with bucket.fetch(...) as delivery`, or await it
         and close the delivery. A fetch that is cancelled closes what it began.
         """
-        return AsyncFetch(partial(begin, self._bucket), self._calls)
+        begin = partial(
+            self._bucket.fetch,
+            chunk_keys,
+            delivery=delivery,
+            layers=layers,
+            on_missing=on_missing,
+            compute_window_s=compute_window_s,
+            context_tokens=context_tokens,
+            model=model,
+            fingerprint=fingerprint,
+            computed_tokens=computed_tokens,
+            rate_bytes_per_s=rate_bytes_per_s,
+            path=path,
+            target=target,
+            transport=transport,
+            timeout_s=timeout_s,
+        )
+        return AsyncFetch(begin, self._calls)
 
-    @_taking_arguments_of(KvBucket.put)
-    async def put(self, call: Callable[[KvBucket], PutResult]) -> PutResult:
+    async def put(
+        self,
+        chunk_keys: Sequence[str],
+        chunks: Any,
+        *,
+        parent_key: str | None = None,
+        transport: str | None = None,
+        timeout_s: float | None = None,
+    ) -> PutResult:
         """See `KvBucket.put`. A put whose await is cancelled may still be carried out, and read
         the chunks meanwhile.
         """
-        return await self._calls.run(partial(call, self._bucket))
+        call = partial(
+            self._bucket.put,
+            chunk_keys,
+            chunks,
+            parent_key=parent_key,
+            transport=transport,
+            timeout_s=timeout_s,
+        )
+        return await self._calls.run(call)
 
-    @_taking_arguments_of(KvBucket.put_layers)
-    def put_layers(self, begin: Callable[[KvBucket], LayerPut]) -> AsyncLayerPut:
+    def put_layers(
+        self,
+        chunk_keys: Sequence[str],
+        *,
+        parent_key: str | None = None,
+        transport: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncLayerPut:
         """See `KvBucket.put_layers`; for `async with`."""
-        return AsyncLayerPut(begin(self._bucket), self._calls)
+        put = self._bucket.put_layers(
+            chunk_keys, parent_key=parent_key, transport=transport, timeout_s=timeout_s
+        )
+        return AsyncLayerPut(put, self._calls)
 
-    @_taking_arguments_of(KvBucket.delete)
-    async def delete(self, call: Callable[[KvBucket], None]) -> None:
+    async def delete(self, chunk_key: str) -> None:
         """See `KvBucket.delete`."""
-        await self._calls.run(partial(call, self._bucket))
+        await self._calls.run(partial(self._bucket.delete, chunk_key))
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._bucket)[1:]}"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
+from collections.abc import Callable
+from typing import get_type_hints
 
 import msgspec
 import numpy as np
 import pytest
 
 from objectcache import AsyncClient, DeliveryFailed, InvalidRequest, NotFound
-from objectcache.async_client import AsyncKvBucket
+from objectcache.async_client import AsyncFetch, AsyncKvBucket, AsyncLayerPut
+from objectcache.channel.responses import PutResult
 from objectcache.kv_bucket import KvBucket
 from objectcache_schemas.layout import KvLayout
 from tests.unit.client_fakes import (
@@ -38,6 +42,35 @@ def client_of(gateway: FakeGateway, **options: float) -> AsyncClient:
 
 def bucket_of(client: AsyncClient) -> AsyncKvBucket:
     return AsyncKvBucket(KvBucket(client._client._core, "b", LAYOUT), client._calls)
+
+
+def methods_of(kind: type) -> dict[str, Callable[..., object]]:
+    return {n: m for n, m in inspect.getmembers(kind, inspect.isfunction) if n[0] != "_"}
+
+
+def test_a_bucket_takes_the_arguments_of_the_blocking_one_and_says_what_it_returns() -> None:
+    blocking, ours = methods_of(KvBucket), methods_of(AsyncKvBucket)
+    assert blocking.keys() == ours.keys()
+    for name, method in blocking.items():
+        assert inspect.signature(ours[name]).parameters == inspect.signature(method).parameters
+    assert {
+        name: get_type_hints(method)["return"] for name, method in ours.items()
+    } == {
+        "chunk_keys": list[str],
+        "match": int,
+        "fetch": AsyncFetch,
+        "put": PutResult,
+        "put_layers": AsyncLayerPut,
+        "delete": type(None),
+    }  # fmt: skip
+    waiting = {name for name, method in ours.items() if inspect.iscoroutinefunction(method)}
+    assert waiting == {"match", "put", "delete"}
+
+
+@pytest.mark.parametrize("name", ["match", "fetch", "put", "put_layers", "delete"])
+def test_an_argument_that_there_is_not_is_refused_where_it_is_written(name: str) -> None:
+    with pytest.raises(TypeError, match="timeout_ms"):
+        getattr(AsyncKvBucket, name)(None, KEYS, timeout_ms=1)  # not awaited, and of no bucket
 
 
 class Stepwise:
