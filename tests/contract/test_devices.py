@@ -5,21 +5,26 @@ Bytes are compared with numpy's own scatter; where order matters the device is s
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from objectcache.deliveries.delivery import Delivery
 from objectcache.deliveries.layer_progress import LayerProgress
-from objectcache.gpu.copier import Copier
+from objectcache.gpu import cuda_device
+from objectcache.gpu.copier import BlockSave, Copier
 from objectcache.gpu.cuda_device import CudaDevice
-from objectcache.gpu.device import Device, Direction, Way
+from objectcache.gpu.device import Device, Direction, Lane, Mark, Way
 from objectcache.gpu.emulated_device import EmulatedDevice
 from objectcache.gpu.layer_load import LayerLoad
-from objectcache.gpu.line import LineSettings
+from objectcache.gpu.line import Job, Line, LineSettings
 from objectcache.gpu.pieces import BlockPart, PagedBlocks, Pieces
+from objectcache.gpu.pinned_memory import PinnedMemory
 from objectcache.landing.memory_file import MemoryFile
 from objectcache.payload import Bytes, PayloadShape
 from objectcache_schemas.descriptor import DeliveryMode
@@ -567,3 +572,357 @@ def test_a_device_without_kernels_or_batches_copies_each_piece(device: Device) -
     for ways, best in (({Way.EACH, Way.BATCH}, Way.BATCH), ({Way.EACH}, Way.EACH)):
         device.ways = frozenset(ways)
         assert LineSettings.best_of(device).way is best
+
+
+# --- what fails or is let go while the device is busy ---
+
+
+class BusyEngine:
+    """A stream of an engine that stands still until `go_on`."""
+
+    def __init__(self, device: Device) -> None:
+        self._gate = device.gate()
+        self._lane = device.lane(MIB, 8)
+        self.stream = self._lane.stream
+        self._gate.hold(self.stream, 1)
+
+    def go_on(self) -> None:
+        self._gate.raise_now(1)
+
+    def __enter__(self) -> BusyEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go_on()
+        self._lane.close()
+        self._gate.close()
+
+
+def returned(call: Callable[[], object]) -> threading.Event:
+    """Set when a call in a thread of its own has returned."""
+    has = threading.Event()
+
+    def run() -> None:
+        call()
+        has.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    return has
+
+
+def test_a_load_that_fails_behind_a_busy_engine_holds_up_no_other() -> None:
+    device = EmulatedDevice()
+    base = device.allocate(ALL_BYTES)
+    with copier_of(device, Way.STAGED, depth=8) as copier, BusyEngine(device) as engine:
+        failing = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        load = copier.load(failing.delivery, failing.places, engine.stream)
+        failing.progress.advance(1)
+        load.wait(0, engine.stream, TIMEOUT_S)
+        failing.progress.fail("the server died")
+        with pytest.raises(DeliveryFailed, match="the server died"):
+            load.wait(1, engine.stream, TIMEOUT_S)
+        others: list[LayerLoad] = []
+
+        def another() -> None:
+            other = Arriving(copier, ORDERS[0], base, [BLOCKS - 1])
+            others.append(copier.load(other.delivery, other.places))
+            other.progress.advance(LAYERS)
+            others[0].finish()
+
+        assert returned(another).wait(TIMEOUT_S)
+        engine.go_on()
+        others[0].close()
+        load.close()
+    device.free(base)
+
+
+class Broken(Job):
+    """Nobody foresaw what it raises."""
+
+    def __init__(self) -> None:
+        self.files = []
+        self.failed_with: list[Exception] = []
+
+    @property
+    def over(self) -> bool:
+        return bool(self.failed_with)
+
+    def due(self) -> int | None:
+        raise RuntimeError("broken")
+
+    def next_task(self, lane: Lane) -> Pieces:
+        raise AssertionError
+
+    def queued(self, lane: Lane) -> None:
+        raise AssertionError
+
+    def fail(self, error: Exception) -> None:
+        self.failed_with.append(error)
+
+
+def test_a_job_that_raises_something_unforeseen_fails_alone(device: Device) -> None:
+    line = Line(device, Direction.SAVE, LineSettings(Way.EACH))
+    with copier_of(device) as copier:
+        memory = Memory(copier, MIB, MIB)
+        broken = Broken()
+        line.add(broken)
+        pieces = Pieces.of([(memory.host.ctypes.data, memory.address, PART)])
+        save = BlockSave(line, device, copier.pinned.by_file(pieces), None)
+        line.add(save)
+        ended = returned(save.wait)
+        assert ended.wait(TIMEOUT_S)
+        assert [str(error) for error in broken.failed_with] == ["broken"]
+        assert np.array_equal(memory.host[:PART], memory.before[:PART])
+        line.close()
+        device.free(memory.address)
+
+
+def test_whoever_waits_for_a_load_that_is_closed_is_told(device: Device, base: int) -> None:
+    with copier_of(device) as copier:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        lane = device.lane(MIB, 8)
+        load = copier.load(arriving.delivery, arriving.places)
+        told: list[str] = []
+
+        def tell(call: Callable[[], None]) -> None:
+            try:
+                call()
+            except InvalidRequest as error:
+                told.append(error.message)
+
+        waits: list[Callable[[], None]] = [load.finish, lambda: load.wait(0, lane.stream)]
+        waiting = [returned(lambda call=call: tell(call)) for call in waits]  # type: ignore[misc]
+        load.close()
+        waiting += [returned(lambda call=call: tell(call)) for call in waits]  # type: ignore[misc]
+        assert all(each.wait(TIMEOUT_S) for each in waiting)
+        assert told == ["the load is closed"] * 4
+        lane.close()
+
+
+def test_a_save_keeps_its_memory_until_the_bytes_are_there(device: Device) -> None:
+    with copier_of(device, depth=1) as copier, BusyEngine(device) as engine:
+        memory = Memory(copier, MIB, MIB)
+        left = MemoryFile(MIB)
+        copier.pinned.pin(left)
+        gone = weakref.ref(left)
+        place = left.array().ctypes.data
+        copier.save(Pieces.of([(place, memory.address, PART)]), engine.stream)
+        del left
+        gc.collect()
+        assert gone() is not None
+        assert repr(copier.pinned) == f"<PinnedMemory 2 regions, {2 * MIB} bytes>"
+        engine.go_on()
+        save = copier.save(Pieces.of([(memory.host.ctypes.data, memory.address, PART)]))
+        save.wait()
+        gc.collect()
+        assert gone() is None
+        assert repr(copier.pinned) == f"<PinnedMemory 1 regions, {MIB} bytes>"
+        device.free(memory.address)
+
+
+def test_a_load_keeps_its_memory_until_its_copies_are_done(device: Device, base: int) -> None:
+    with copier_of(device, depth=LAYERS) as copier, BusyEngine(device) as engine:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        gone = weakref.ref(arriving.file)
+        arriving.progress.advance(LAYERS)
+        load = copier.load(arriving.delivery, arriving.places, engine.stream)
+        load.wait(LAYERS - 1, engine.stream, TIMEOUT_S)
+        del arriving, load
+        gc.collect()
+        assert gone() is not None
+        engine.go_on()
+        with copier.load(*_arrived(copier, base)) as other:
+            other.finish()
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_save_that_has_ended_and_a_load_that_is_closed_keep_no_memory(
+    device: Device, base: int
+) -> None:
+    with copier_of(device) as copier:
+        file = MemoryFile(MIB)
+        copier.pinned.pin(file)
+        save = copier.save(Pieces.of([(file.array().ctypes.data, base, PART)]))
+        save.wait()
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        arriving.progress.advance(LAYERS)
+        load = copier.load(arriving.delivery, arriving.places)
+        load.finish()
+        files = load.files
+        assert files == [arriving.file]
+        load.close()
+        del file, arriving, load
+        gc.collect()
+        assert repr(copier.pinned) == "<PinnedMemory 0 regions, 0 bytes>"
+        assert not save.files
+        assert not files
+
+
+def test_a_save_that_has_ended_cannot_fail(device: Device) -> None:
+    with copier_of(device) as copier:
+        memory = Memory(copier, MIB, MIB)
+        save = copier.save(Pieces.of([(memory.host.ctypes.data, memory.address, PART)]))
+        save.wait()
+        save.fail(Unavailable("too late"))
+        save.wait()
+        device.free(memory.address)
+
+
+class LittersOnPin(EmulatedDevice):
+    """While it pins memory, other pinned memory is collected."""
+
+    litter: list[MemoryFile]
+
+    def pin(self, address: int, length_bytes: int) -> None:
+        self.litter.clear()
+        super().pin(address, length_bytes)
+
+
+def test_memory_may_be_collected_while_other_memory_is_pinned() -> None:
+    device = LittersOnPin()
+    device.litter = []
+    pinned = PinnedMemory(device)
+    litter = MemoryFile(MIB)
+    pinned.pin(litter)
+    device.litter.append(litter)
+    del litter
+    file = MemoryFile(2 * MIB)
+    assert returned(lambda: pinned.pin(file)).wait(TIMEOUT_S)
+    assert repr(pinned) == f"<PinnedMemory 1 regions, {2 * MIB} bytes>"
+
+
+class FilePart(MemoryFile):
+    """Memory that lies right behind or before other memory."""
+
+    def __init__(self, whole: MemoryFile, begin: int, end: int) -> None:
+        self.length_bytes = end - begin
+        self._whole = whole
+        self._part = slice(begin, end)
+
+    def array(self) -> Bytes:
+        return self._whole.array()[self._part]
+
+
+@pytest.mark.parametrize("way", list(Way), ids=[way.value for way in Way])
+def test_neighbours_in_two_regions_are_copied_apart(way: Way) -> None:
+    device = EmulatedDevice()
+    base = device.allocate(ALL_BYTES)
+    with copier_of(EmulatedDevice()) as elsewhere, copier_of(device, way) as copier:
+        arriving = Arriving(elsewhere, ORDERS[2], base, range(CHUNKS))
+        border = (CHUNKS + 3) * SLICE  # within layer 1
+        parts = [FilePart(arriving.file, 0, border)]
+        parts.append(FilePart(arriving.file, border, len(arriving.payload)))
+        for part in parts:
+            copier.pinned.pin(part)
+        arriving.progress.advance(LAYERS)
+        with copier.load(arriving.delivery, arriving.places) as load:
+            assert returned(load.finish).wait(TIMEOUT_S)
+            there = blocks_on(device, ORDERS[2], base)
+            assert np.array_equal(there[:, :CHUNKS], arriving.slices())
+        sent = arriving.payload.copy()
+        slices = arriving.payload.reshape(LAYERS, CHUNKS, SLICE)
+        arriving.payload[:] = 0
+        for layer in range(LAYERS):
+            save = copier.save(arriving.places(layer, slices[layer]))
+            assert returned(save.wait).wait(TIMEOUT_S)
+        assert np.array_equal(arriving.payload, sent)
+
+
+class FewLanes(EmulatedDevice):
+    """Has room for so many lanes, and counts them."""
+
+    def __init__(self, lanes_max: int) -> None:
+        super().__init__()
+        self.left = lanes_max
+        self.open: set[int] = set()
+
+    def lane(self, task_bytes_max: int, pieces_max: int, beside: Lane | None = None) -> Lane:
+        if not self.left:
+            raise Unavailable("no more memory on the device")
+        self.left -= 1
+        lane = super().lane(task_bytes_max, pieces_max, beside)
+        self.open.add(lane.stream)
+        return lane
+
+    def closed(self, handle: int) -> None:
+        super().closed(handle)
+        self.open.remove(handle)
+
+
+@pytest.mark.parametrize("way", [Way.EACH, Way.STAGED])
+def test_a_line_that_cannot_have_all_its_lanes_gives_up_those_that_it_has(way: Way) -> None:
+    device = FewLanes(3)
+    with pytest.raises(Unavailable, match="no more memory"):
+        Line(device, Direction.LOAD, LineSettings(way, depth=4))
+    assert not device.left
+    assert not device.open
+
+
+class SlowMarks(EmulatedDevice):
+    """Takes its time to mark a stream, once it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = False
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def mark(self, stream: int) -> Mark:
+        if self.slow:
+            self.begun.set()
+            assert self.go_on.wait(TIMEOUT_S)
+        return super().mark(stream)
+
+
+def test_a_stream_is_not_marked_when_a_copier_that_is_closed_has_given_it_up() -> None:
+    device = SlowMarks()
+    copier = copier_of(device)
+    base = device.allocate(ALL_BYTES)
+    arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+    load = copier.load(arriving.delivery, arriving.places)
+    device.slow = True
+    load_closed = returned(load.close)
+    assert device.begun.wait(TIMEOUT_S)
+    copier_closed = returned(copier.close)
+    copier_closed.wait(0.2)  # it would go on, were it not for the mark
+    device.go_on.set()
+    assert copier_closed.wait(TIMEOUT_S)
+    assert load_closed.wait(TIMEOUT_S)
+
+
+class TwoDevices:
+    """A CUDA library of a machine with two GPUs and no compiler."""
+
+    version = 13000
+    copies_batches = True
+
+    def __init__(self) -> None:
+        self.devices_of_calls: list[int] = []
+        self.current = 0
+
+    def device_count(self) -> int:
+        return 2
+
+    def current_device(self) -> int:
+        return self.current
+
+    def call(self, name: str, *arguments: Any) -> None:
+        if name == "cudaSetDevice":
+            (self.current,) = arguments
+        else:
+            self.devices_of_calls.append(self.current)
+
+    def kernel(self, source: str, name: str, device: int) -> int:
+        self.devices_of_calls.append(self.current)
+        raise Unavailable("no compiler")
+
+
+def test_the_current_device_of_whoever_opens_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = TwoDevices()
+    monkeypatch.setattr(cuda_device, "CudaLibrary", lambda: library)
+    device = CudaDevice(1)
+    assert library.current == 0
+    assert set(library.devices_of_calls) == {1}
+    assert device.ways == {Way.EACH, Way.ROWS, Way.BATCH}
+    device.enter_thread()
+    assert library.current == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,3 +125,20 @@ def test_slices_of_a_strided_payload_are_found_where_they_lie() -> None:
     chunkwise = np.zeros((3, 2, 32), np.uint8).transpose(1, 0, 2)
     pieces = PagedBlocks([BlockPart(0, 32, 32)], 3).pieces([0, 1, 2], chunkwise[1])
     assert (pieces.host - np.uint64(chunkwise.ctypes.data)).tolist() == [32, 96, 160]
+
+
+def test_slices_of_another_type_or_with_gaps_are_refused() -> None:
+    blocks = PagedBlocks([BlockPart(0, 32, 32)], 4)
+    wide: Any = np.zeros((1, 32), np.uint16)
+    with pytest.raises(InvalidRequest, match="must be uint8, got uint16"):
+        blocks.pieces([0], wide)
+    for gaps, strides in (
+        (np.zeros((1, 64), np.uint8)[:, ::2], 2),
+        (np.zeros((32, 2), np.uint8).T, 2),
+    ):
+        with pytest.raises(InvalidRequest, match=f"contiguous, got a byte every {strides} bytes"):
+            blocks.pieces(range(len(gaps)), gaps)
+    backwards = np.zeros((1, 32), np.uint8)[:, ::-1]
+    with pytest.raises(InvalidRequest, match="contiguous, got a byte every -1 bytes"):
+        blocks.pieces([0], backwards)
+    assert not len(blocks.pieces([], np.zeros((0, 64), np.uint8)[:, ::2]))

@@ -13,18 +13,30 @@ from objectcache.gpu.layer_load import LayerLoad, Places
 from objectcache.gpu.line import Job, Line, LineSettings
 from objectcache.gpu.pieces import Pieces
 from objectcache.gpu.pinned_memory import PinnedMemory
+from objectcache.landing.memory_file import MemoryFile
 from objectcache.landing.targets import SharedMemoryTarget
 
 
 class BlockSave(Job):
     """Blocks on their way out of a device. Made by `Copier.save`."""
 
-    def __init__(self, line: Line, device: Device, pieces: Pieces, behind: Mark | None) -> None:
+    def __init__(
+        self,
+        line: Line,
+        device: Device,
+        parts: list[tuple[MemoryFile, Pieces]],
+        behind: Mark | None,
+    ) -> None:
         self._line = line
         self._device = device
         self._behind = behind
         settings = line.settings
-        self._tasks = deque(pieces.joined().micro_tasks(settings.task_bytes, settings.pieces_max))
+        self.files = [file for file, _ in parts]
+        self._tasks = deque(
+            task
+            for _, part in parts
+            for task in part.joined().micro_tasks(settings.task_bytes, settings.pieces_max)
+        )
         self._behind_streams: set[int] = set()
         self._marks: dict[int, Mark] = {}  # the last one of each stream
         self._failure: Exception | None = None
@@ -42,6 +54,7 @@ class BlockSave(Job):
             mark.wait()
         if self._failure is not None:
             raise self._failure
+        self.files.clear()
 
     @property
     def over(self) -> bool:
@@ -64,6 +77,8 @@ class BlockSave(Job):
 
     def fail(self, error: Exception) -> None:
         with self._queued:
+            if self.over:
+                return
             self._failure = error
             self._queued.notify_all()
 
@@ -104,11 +119,12 @@ class Copier:
     def save(self, pieces: Pieces, stream: int | None = None) -> BlockSave:
         """Copy blocks into host memory, behind what is queued on `stream` now.
 
+        The memory file stays until the bytes are there, whether or not anybody else holds it.
         Raises `InvalidRequest` for memory that is not pinned.
         """
-        self.pinned.check(pieces)
+        parts = self.pinned.by_file(pieces)
         behind = None if stream is None else self.device.mark(stream)
-        save = BlockSave(self._saves, self.device, pieces, behind)
+        save = BlockSave(self._saves, self.device, parts, behind)
         self._saves.add(save)
         return save
 

@@ -35,25 +35,37 @@ class CudaDevice(Device):
     """One GPU. Its streams are CUDA's of any engine in this process."""
 
     def __init__(self, number: int = 0) -> None:
-        """Raises `Unavailable` where there is no such device, and no CUDA."""
+        """The calling thread's current device stays what it is. Raises `Unavailable` where there is
+        no such device, and no CUDA.
+        """
         self.cuda = CudaLibrary()
         self.number = number
         if number >= (count := self.cuda.device_count()):
             raise Unavailable(f"no CUDA device {number}, there are {count}")
-        self.enter_thread()
+        self.kernel = 0
+        before = self.cuda.current_device()
+        try:
+            self.enter_thread()
+            self.ways = self._ways()
+        finally:
+            if before != number:
+                self.cuda.call("cudaSetDevice", before)
+        self._lock = threading.Lock()
+        self._free_words: deque[int] = deque()  # for gates; their memory is never given back
+
+    def _ways(self) -> frozenset[Way]:
+        """What works here; loads the kernel, where that does."""
         ways = {Way.EACH, Way.ROWS}
         if self.cuda.copies_batches:
             ways.add(Way.BATCH)
         try:
-            self.kernel = self.cuda.kernel(copy_kernel.SOURCE, copy_kernel.NAME, number)
+            self.kernel = self.cuda.kernel(copy_kernel.SOURCE, copy_kernel.NAME, self.number)
             ways.add(Way.STAGED)
-            if self.cuda.attribute(cuda_library.KERNELS_USE_HOST_ADDRESSES, number):
+            if self.cuda.attribute(cuda_library.KERNELS_USE_HOST_ADDRESSES, self.number):
                 ways.add(Way.MAPPED)
         except Unavailable:  # without NVRTC the copy engines do it alone
-            self.kernel = 0
-        self.ways = frozenset(ways)
-        self._lock = threading.Lock()
-        self._free_words: deque[int] = deque()  # for gates; their memory is never given back
+            pass
+        return frozenset(ways)
 
     def enter_thread(self) -> None:
         self.cuda.call("cudaSetDevice", self.number)

@@ -38,6 +38,7 @@ _RUNTIME: dict[str, list[Any]] = {
     "cudaRuntimeGetVersion": [POINTER(c_int)],
     "cudaGetDeviceCount": [POINTER(c_int)],
     "cudaDeviceGetAttribute": [POINTER(c_int), c_int, c_int],
+    "cudaGetDevice": [POINTER(c_int)],
     "cudaSetDevice": [c_int],
     "cudaFree": [c_void_p],
     "cudaMalloc": [_POINTERS, c_size_t],
@@ -116,6 +117,12 @@ class CudaLibrary:
         count = c_int()
         self.call("cudaGetDeviceCount", byref(count))
         return count.value
+
+    def current_device(self) -> int:
+        """The calling thread's."""
+        number = c_int()
+        self.call("cudaGetDevice", byref(number))
+        return number.value
 
     def created(self, name: str, *arguments: Any) -> int:
         """The handle or address that a call of the runtime makes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from objectcache.gpu.device import Device, Gate, Lane, Mark
 from objectcache.gpu.line import Job, Line
 from objectcache.gpu.pieces import Pieces
 from objectcache.gpu.pinned_memory import PinnedMemory
+from objectcache.landing.memory_file import MemoryFile
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import (
     DeliveryFailed,
@@ -48,6 +48,7 @@ class LayerLoad(Job):
         self._layers = delivery.layers
         self._next_layer = self._layers.start  # that is cut into micro-tasks
         self._tasks: deque[Pieces] = deque()
+        self.files: list[MemoryFile] = []
         self._used: set[int] = set()  # streams, by the layer under way
         self._behind_streams: set[int] = set()  # that wait for `behind`
         self._marks: list[Mark] = []  # one for each layer that is queued as a whole
@@ -125,14 +126,20 @@ class LayerLoad(Job):
         """End the load; not from the line's thread.
 
         Afterwards nothing of it is read or written, and streams that hold for a layer that never
-        came go on. Repeating has no effect. Raises `Unavailable` where the device has failed, and
-        nobody knows what it still does.
+        came go on, as does whoever waits in another thread: `wait` and `finish` raise
+        `InvalidRequest`. Repeating has no effect. Raises `Unavailable` where the device has failed,
+        and nobody knows what it still does.
         """
         if self._closed:
             return
         self._closed = True
+        with self._queued:
+            if not self.over:
+                self._failure = InvalidRequest("the load is closed")
+            self._queued.notify_all()
         try:
             self._line.remove(self)
+            self.files.clear()
         finally:
             self._open_gate()
 
@@ -159,20 +166,19 @@ class LayerLoad(Job):
     def due(self) -> int | None:
         if self.over:
             return None
-        try:
-            ready = bool(self._tasks) or self._delivery.progress.is_ready(self._next_layer)
-        except DeliveryFailed as error:
-            self.fail(error)
-            return None
+        ready = bool(self._tasks) or self._delivery.progress.is_ready(self._next_layer)
         return self._next_layer - self._layers.start if ready else None
 
     def next_task(self, lane: Lane) -> Pieces:
         if not self._tasks:
             layer = self._next_layer
-            pieces = self._places(layer, self._delivery.ready_layer(layer)).joined()
-            self._pinned.check(pieces)
+            pieces = self._places(layer, self._delivery.ready_layer(layer))
             settings = self._line.settings
-            self._tasks.extend(pieces.micro_tasks(settings.task_bytes, settings.pieces_max))
+            for file, part in self._pinned.by_file(pieces):
+                if all(file is not held for held in self.files):
+                    self.files.append(file)
+                tasks = part.joined().micro_tasks(settings.task_bytes, settings.pieces_max)
+                self._tasks.extend(tasks)
             if not self._tasks:
                 return pieces
         if self._behind is not None and lane.stream not in self._behind_streams:
@@ -206,9 +212,13 @@ class LayerLoad(Job):
                 return
             self._failure = error
             self._queued.notify_all()
-        with contextlib.suppress(Unavailable):  # of a device that has failed nothing is awaited
-            self._line.wait_quiet()  # what raises the gate for the last time comes last
-        if self._gate is not None:
+        if self._gate is None:
+            return
+        # What raises the gate for the last time comes last: behind the copies that are queued.
+        # Copies by copy engines, which alone have a gate, are all in one stream.
+        try:
+            self._gate.raise_behind(self._line.lanes[0], len(self._layers))
+        except Unavailable:  # the device has failed, and does nothing any more
             self._gate.raise_now(len(self._layers))
 
     def _open_gate(self) -> None:

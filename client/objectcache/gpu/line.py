@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from abc import ABC, abstractmethod
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 
 from objectcache.gpu.device import Device, Direction, Lane, Way
 from objectcache.gpu.pieces import Pieces
-from objectcache_schemas.errors import InvalidRequest
+from objectcache.landing.memory_file import MemoryFile
+from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_schemas.limits import MIB
 
 PIECES_MAX = 4096  # of a micro-task: what one call is given, and the kernel's table holds
@@ -17,9 +19,10 @@ PIECES_MAX = 4096  # of a micro-task: what one call is given, and the kernel's t
 
 @dataclass(frozen=True, slots=True)
 class LineSettings:
-    """How one direction is copied. The defaults were the fastest on an H100 that do not slow down
-    what it computes (docs/gpu.md): a micro-task costs this process about as much processor time
-    however long it is.
+    """How one direction is copied. Of the ways that do not slow down what a GPU computes, `STAGED`
+    was the fastest (docs/gpu.md). A micro-task costs this process about as much processor time
+    however long it is: hence long ones. Of 16 MiB, 4 at once were measured with contiguous layers;
+    scattered pieces were measured with 8 at once.
     """
 
     way: Way = Way.STAGED
@@ -40,7 +43,14 @@ class LineSettings:
 
 
 class Job(ABC):
-    """What is copied by a line, in micro-tasks. All but `over` is called in the line's thread."""
+    """What is copied by a line, in micro-tasks. All but `over` is called in the line's thread.
+
+    `files` are those that it copies to or from. The line holds the list for as long as one of its
+    micro-tasks is on a lane, whatever became of the job; the job clears it when nothing of it is on
+    its way any more.
+    """
+
+    files: list[MemoryFile]
 
     @property
     @abstractmethod
@@ -49,7 +59,10 @@ class Job(ABC):
 
     @abstractmethod
     def due(self) -> int | None:
-        """How soon its next micro-task is needed, lower first; None while it has none."""
+        """How soon its next micro-task is needed, lower first; None while it has none.
+
+        Called with the line's lock held: it waits for nothing. What it raises the job fails with.
+        """
 
     @abstractmethod
     def next_task(self, lane: Lane) -> Pieces:
@@ -61,7 +74,9 @@ class Job(ABC):
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """Nothing more of it is copied."""
+        """Nothing more of it is copied: it is over. Without effect on one that is; waits for
+        nothing and raises nothing.
+        """
 
 
 class Line:
@@ -78,6 +93,8 @@ class Line:
         self._direction = direction
         self.settings = settings
         self.lanes: list[Lane] = []
+        self._lanes_lock = threading.Lock()  # held while they are closed, and while one is marked
+        self._files_of: dict[Lane, list[MemoryFile]] = {}  # of the micro-task on the lane
         self._jobs: list[Job] = []
         self._busy: Job | None = None
         self._closed = False
@@ -96,8 +113,9 @@ class Line:
         with self._changed:
             if self._closed:
                 raise InvalidRequest("the copier is closed")
-            self._jobs.append(job)
-            self._changed.notify_all()
+            if not job.over:
+                self._jobs.append(job)
+                self._changed.notify_all()
 
     def wake(self) -> None:
         """A job may have a micro-task that it had not; from any thread."""
@@ -114,7 +132,10 @@ class Line:
 
     def wait_quiet(self) -> None:
         """Return when what is on the lanes now has arrived. Raises `Unavailable`."""
-        for mark in [self._device.mark(stream) for stream in {lane.stream for lane in self.lanes}]:
+        with self._lanes_lock:
+            streams = {lane.stream for lane in self.lanes}
+            marks = [self._device.mark(stream) for stream in streams]
+        for mark in marks:
             mark.wait()
 
     def close(self) -> None:
@@ -138,17 +159,25 @@ class Line:
                 )
         except Exception as error:  # raised in the thread that makes the line
             self._failure = error
+            self._close_lanes()
             return
         finally:
             begun.set()
         for lane in itertools.cycle(self.lanes):
             if not self._serve(lane):
                 break
-        for job in self._jobs:
-            job.fail(InvalidRequest("the copier was closed"))
-        lanes, self.lanes = self.lanes, []
-        for lane in reversed(lanes):
-            lane.close()
+        while (left := self._left()) is not None:
+            left.fail(InvalidRequest("the copier was closed"))
+            self._let_go(left)
+        self._close_lanes()
+
+    def _close_lanes(self) -> None:
+        with self._lanes_lock:
+            lanes, self.lanes = self.lanes, []
+            for lane in reversed(lanes):
+                with contextlib.suppress(Unavailable):  # of a device that has failed
+                    lane.close()
+        self._files_of.clear()
 
     def _serve(self, lane: Lane) -> bool:
         """Queue a micro-task on a lane when it is idle; False when the line is closed. What comes
@@ -156,17 +185,21 @@ class Line:
         """
         try:
             lane.wait_idle()
+            self._files_of.pop(lane, None)
         except Exception as error:  # the device has failed, and does not recover
             self._failure = error
-        job = self._take()
+        job, failure = self._take()
         if job is None:
             return False
         try:
-            self._copy(job, lane)
+            if failure is not None:
+                job.fail(failure)
+            else:
+                self._copy(job, lane)
         except Exception as error:  # whatever it is, the line goes on with other jobs
             job.fail(error)
         finally:
-            self._let_go()
+            self._let_go(job)
         return True
 
     def _copy(self, job: Job, lane: Lane) -> None:
@@ -174,24 +207,46 @@ class Line:
             raise self._failure
         task = job.next_task(lane)
         if len(task):
+            self._files_of[lane] = job.files
             way = self.settings.way if len(task) > 1 else Way.EACH
             lane.copy(task, self._direction, way)
         job.queued(lane)
 
-    def _take(self) -> Job | None:
+    def _take(self) -> tuple[Job | None, Exception | None]:
+        """The job whose turn it is, or one that fails and with what; None when closed."""
         with self._changed:
             while not self._closed:
-                self._jobs = [job for job in self._jobs if not job.over]
-                dues = [(due, job) for job in self._jobs if (due := job.due()) is not None]
-                if dues:  # of those that are due alike the oldest
-                    self._busy = min(dues, key=lambda pair: pair[0])[1]
-                    return self._busy
+                self._busy, failure = self._first_due()
+                if self._busy is not None:
+                    return self._busy, failure
                 self._changed.wait()
-            return None
+            return None, None
 
-    def _let_go(self) -> None:
+    def _first_due(self) -> tuple[Job | None, Exception | None]:
+        first: Job | None = None
+        first_due = 0
+        for job in self._jobs:
+            try:
+                due = job.due()
+            except Exception as error:  # whatever it is, the line goes on with other jobs
+                return job, error
+            # Of those that are due alike the oldest goes first.
+            if due is not None and (first is None or due < first_due):
+                first, first_due = job, due
+        return first, None
+
+    def _left(self) -> Job | None:
+        """A job that the closed line has not failed yet."""
+        with self._changed:
+            self._busy = self._jobs.pop() if self._jobs else None
+            return self._busy
+
+    def _let_go(self, job: Job) -> None:
+        # The caller has the job still: what goes with it goes when the lock is free.
         with self._changed:
             self._busy = None
+            if job.over and job in self._jobs:
+                self._jobs.remove(job)
             self._changed.notify_all()
 
     def __repr__(self) -> str:

@@ -116,6 +116,10 @@ class Pieces:
             first = last + 1
         return found
 
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Pieces:
+        """Those that are chosen: bool[n]."""
+        return Pieces(self.host[chosen], self.device[chosen], self.sizes_bytes[chosen])
+
     def _between(self, begin: int, end: int) -> Pieces:
         return Pieces(self.host[begin:end], self.device[begin:end], self.sizes_bytes[begin:end])
 
@@ -150,7 +154,8 @@ class PagedBlocks:
     def pieces(self, block_ids: Sequence[int] | npt.NDArray[np.int64], slices: Bytes) -> Pieces:
         """Where slices, uint8[len(block_ids), slice_bytes] with contiguous rows, and blocks lie.
 
-        Raises `InvalidRequest` for blocks that are not there, and slices of another length.
+        Raises `InvalidRequest` for blocks that are not there, and slices of another length, type or
+        with gaps within a row.
         """
         blocks = np.asarray(block_ids, np.int64)
         if ((blocks < 0) | (blocks >= self._block_count)).any():
@@ -159,6 +164,12 @@ class PagedBlocks:
             raise InvalidRequest(
                 f"slices of shape {slices.shape} do not fill {len(blocks)} blocks of "
                 f"{self.slice_bytes} bytes"
+            )
+        if slices.dtype != np.uint8:
+            raise InvalidRequest(f"slices must be uint8, got {slices.dtype}")
+        if slices.size and self.slice_bytes > 1 and slices.strides[1] != 1:
+            raise InvalidRequest(
+                f"each slice must be contiguous, got a byte every {slices.strides[1]} bytes"
             )
         starts = slices.ctypes.data + np.arange(len(blocks)) * slices.strides[0]
         host = starts[:, None] + self._offsets

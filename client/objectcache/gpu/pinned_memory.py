@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from collections import deque
 
 import numpy as np
 
 from objectcache.gpu.device import Device
-from objectcache.gpu.pieces import Pieces
+from objectcache.gpu.pieces import Numbers, Pieces
 from objectcache.landing.memory_file import MemoryFile
 from objectcache.landing.regions import SharedRegion
-from objectcache_schemas.errors import InvalidRequest
+from objectcache.payload import Bytes
+from objectcache_schemas.errors import InvalidRequest, Unavailable
+
+_Spans = tuple[Numbers, Numbers, list[weakref.ref[MemoryFile]]]  # begins, ends, files
 
 
 class PinnedMemory:
@@ -23,24 +28,34 @@ class PinnedMemory:
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._files: dict[int, weakref.ref[MemoryFile]] = {}
         self._lengths: dict[int, int] = {}
-        self._note_spans()
         self._ends: dict[int, weakref.finalize[..., MemoryFile]] = {}
+        # A file may be collected at any moment, also while this thread has the lock: its memory is
+        # put down here, and whoever has the lock unpins it. The array keeps the mapping until then.
+        self._leaving: deque[tuple[int, Bytes]] = deque()
         self._lock = threading.Lock()
+        self._spans = self._sorted_spans()
 
     def pin(self, file: MemoryFile) -> None:
         """Pin a memory file; for a second time this has no effect. Raises `Unavailable`."""
-        address = file.array().ctypes.data
-        with self._lock:
-            if address in self._lengths:
-                return
-            self._device.pin(address, file.length_bytes)
-            self._lengths[address] = file.length_bytes
-            self._note_spans()
-            # A finalizer runs before the file lets go of its mapping. At the end of the process the
-            # driver may be gone before it, and lets go of everything itself.
-            self._ends[address] = weakref.finalize(file, self._unpin, address)
-            self._ends[address].atexit = False
+        array = file.array()
+        address = array.ctypes.data
+        try:
+            with self._lock:
+                if address in self._lengths:
+                    return
+                self._device.pin(address, file.length_bytes)
+                self._lengths[address] = file.length_bytes
+                self._files[address] = weakref.ref(file)
+                # At the end of the process the driver may be gone before the file, and lets go of
+                # everything itself.
+                end = weakref.finalize(file, self._unpin, address, array)
+                end.atexit = False
+                self._ends[address] = end
+                self._spans = self._sorted_spans()
+        finally:
+            self._unpin_leaving()
 
     def region(self, length_bytes: int) -> SharedRegion:
         """New memory for a `TargetPool`, pinned. Raises `Unavailable`."""
@@ -48,26 +63,53 @@ class PinnedMemory:
         self.pin(file)
         return SharedRegion(file)
 
-    def check(self, pieces: Pieces) -> None:
-        """Raise `InvalidRequest` unless the host's side of all pieces is pinned."""
+    def by_file(self, pieces: Pieces) -> list[tuple[MemoryFile, Pieces]]:
+        """The pieces of each memory file apart, in their order: no copy crosses the border of two
+        files, even where one lies behind the other. Whoever holds the files keeps them pinned.
+
+        Raises `InvalidRequest` unless the host's side of all pieces is pinned.
+        """
         if not len(pieces):
-            return
-        spans = self._spans
-        span = np.searchsorted(spans[:, 0], pieces.host, side="right").astype(np.int64) - 1
-        if len(spans):
-            ends = spans[:, 0] + spans[:, 1]
-            if (span >= 0).all() and (pieces.host + pieces.sizes_bytes <= ends[span]).all():
-                return
-        raise InvalidRequest("host memory that is copied to a device must be pinned for it")
+            return []
+        begins, ends, files = self._spans
+        span = np.searchsorted(begins, pieces.host, side="right").astype(np.int64) - 1
+        if not (
+            len(files)
+            and (span >= 0).all()
+            and (pieces.host + pieces.sizes_bytes <= ends[span]).all()
+        ):
+            raise _not_pinned()
+        first = int(span[0])
+        if (span == first).all():
+            return [(_alive(files[first]), pieces)]
+        return [
+            (_alive(files[index]), pieces.where(span == index))
+            for index in np.unique(span).tolist()
+        ]
 
-    def _unpin(self, address: int) -> None:
-        with self._lock:
-            del self._lengths[address], self._ends[address]
-            self._note_spans()
-            self._device.unpin(address)
+    def _unpin(self, address: int, array: Bytes) -> None:
+        self._leaving.append((address, array))
+        self._unpin_leaving()
 
-    def _note_spans(self) -> None:
-        self._spans = np.array(sorted(self._lengths.items()), np.uint64).reshape(-1, 2)
+    def _unpin_leaving(self) -> None:
+        # Whoever has the lock comes by here afterwards.
+        while self._leaving and self._lock.acquire(blocking=False):
+            try:
+                while self._leaving:
+                    address, _mapping = self._leaving.popleft()
+                    del self._lengths[address], self._ends[address], self._files[address]
+                    self._spans = self._sorted_spans()
+                    with contextlib.suppress(Unavailable):  # a device that has failed lets go
+                        self._device.unpin(address)
+                    del _mapping
+            finally:
+                self._lock.release()
+
+    def _sorted_spans(self) -> _Spans:
+        addresses = sorted(self._lengths)
+        begins = np.array(addresses, np.uint64)
+        lengths = np.array([self._lengths[address] for address in addresses], np.uint64)
+        return begins, begins + lengths, [self._files[address] for address in addresses]
 
     def close(self) -> None:
         """Unpin everything; nothing is copied any more."""
@@ -76,3 +118,13 @@ class PinnedMemory:
 
     def __repr__(self) -> str:
         return f"<PinnedMemory {len(self._lengths)} regions, {sum(self._lengths.values())} bytes>"
+
+
+def _alive(file: weakref.ref[MemoryFile]) -> MemoryFile:
+    if (found := file()) is None:
+        raise _not_pinned()
+    return found
+
+
+def _not_pinned() -> InvalidRequest:
+    return InvalidRequest("host memory that is copied to a device must be pinned for it")
