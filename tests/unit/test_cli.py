@@ -41,6 +41,24 @@ def run_module(*arguments: str, directory: Path) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("objectcache.cli", "objectcache_operations"),
+        ("objectcache.demo", "objectcache_laboratory.demo"),
+    ],
+)
+def test_a_program_runs_by_its_name_within_the_sdk(name: str, program: str) -> None:
+    said, meant = (
+        subprocess.run(
+            [sys.executable, "-m", module, "--help"], capture_output=True, timeout=60, check=False
+        )
+        for module in (name, program)
+    )
+    assert said.returncode == 0
+    assert said.stdout == meant.stdout != b""
+
+
 def test_help_names_every_command() -> None:
     result = RUNNER.invoke(app, ["--help"])
     assert result.exit_code == 0
