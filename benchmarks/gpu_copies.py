@@ -59,7 +59,7 @@ class Row:
 
 
 class Bench:
-    """A device, pinned memory of one payload, and the device's blocks for it."""
+    """A device, page-locked memory of one payload, and the device's blocks for it."""
 
     def __init__(self, device: Device, layer_bytes: int) -> None:
         self.device = device
@@ -86,7 +86,7 @@ class Bench:
     def copier(self, way: Way, task_bytes: int = 4 * MIB, depth: int = 4) -> Iterator[Copier]:
         settings = LineSettings(way, task_bytes, depth)
         copier = Copier(self.device, loads=settings, saves=settings)
-        copier.pinned.pin(self.file)
+        copier.page_locked.lock_pages(self.file)
         try:
             yield copier
         finally:
@@ -326,8 +326,8 @@ def measure_link(bench: Bench, torch: Any) -> None:
     begin_s = time.perf_counter()
     file = MemoryFile(count)
     made_s = time.perf_counter() - begin_s
-    took_s = timed(lambda: bench.device.pin(file.array().ctypes.data, count))
-    bench.device.unpin(file.array().ctypes.data)
+    took_s = timed(lambda: bench.device.lock_pages(file.array().ctypes.data, count))
+    bench.device.unlock_pages(file.array().ctypes.data)
     bench.note("registering memory", f"{count / GIB:g} GiB", took_s * 1e3, "ms")
     bench.note("making a memory file", f"{count / GIB:g} GiB", made_s * 1e3, "ms")
 
@@ -449,29 +449,29 @@ def _repeated(copy: Callable[[], object], count_bytes: int) -> Iterator[list[flo
 
 
 def measure_held_streams(bench: Bench, torch: Any) -> None:
-    """A step beside other streams that wait for gates: no multiprocessor waits, but streams share
-    the device's queues. A step that stood still until the gates were raised is said so.
+    """A step beside other streams that are held: no multiprocessor waits, but streams share
+    the device's queues. A step that stood still until the holds were raised is said so.
     """
     step = Step(torch)
     for _ in range(3):
         step.run()
     alone = statistics.median(step.run() for _ in range(6))
     for count in (1, 2, 4, 8):
-        gates = [bench.device.gate() for _ in range(count)]
-        for gate in gates:
-            gate.hold(torch.cuda.Stream().cuda_stream, 1)
-        frees = [threading.Timer(HELD_S, gate.raise_now, (1,)) for gate in gates]
+        holds = [bench.device.stream_hold() for _ in range(count)]
+        for hold in holds:
+            hold.hold(torch.cuda.Stream().cuda_stream, 1)
+        frees = [threading.Timer(HELD_S, hold.raise_now, (1,)) for hold in holds]
         for timer in frees:
             timer.start()
         held = [step.run() for _ in range(6)]
         stood_still = not any(timer.is_alive() for timer in frees)
-        for timer, gate in zip(frees, gates, strict=True):
+        for timer, hold in zip(frees, holds, strict=True):
             timer.cancel()
-            gate.raise_now(1)
+            hold.raise_now(1)
         torch.cuda.synchronize()
-        for gate in gates:
-            gate.close()
-        name = f"{count} streams held by gates" + " STOOD STILL" * stood_still
+        for hold in holds:
+            hold.close()
+        name = f"{count} streams held" + " STOOD STILL" * stood_still
         milliseconds = statistics.median(held) * 1e3
         bench.note(
             "step beside waits", name, milliseconds, "ms", milliseconds / alone / 1e3, "alone"

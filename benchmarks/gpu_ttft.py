@@ -78,7 +78,7 @@ class Question:
         self._bucket.put(self._keys, chunks)
         self.payload_bytes = chunks.nbytes
         self._target = client.shared_memory_target(chunks.nbytes)
-        copier.pin(self._target)
+        copier.lock_pages(self._target)
         self._timings = LayerTimings(model)
 
     def computed(self) -> tuple[float, Any]:

@@ -23,8 +23,8 @@ from objectcache.gpu.device import Device, Direction, Lane, Mark, Way
 from objectcache.gpu.emulated_device import EmulatedDevice
 from objectcache.gpu.layer_load import LayerLoad
 from objectcache.gpu.line import Job, Line, LineSettings
+from objectcache.gpu.page_locked_memory import PageLockedMemory
 from objectcache.gpu.pieces import BlockPart, PagedBlocks, Pieces
-from objectcache.gpu.pinned_memory import PinnedMemory
 from objectcache.landing.memory_file import MemoryFile
 from objectcache.payload import Bytes, PayloadShape
 from objectcache_schemas.descriptor import DeliveryMode
@@ -62,12 +62,12 @@ def way(request: pytest.FixtureRequest, device: Device) -> Way:
 
 
 class Memory:
-    """Pinned host memory, and memory of the device, both with random bytes."""
+    """Page-locked host memory, and memory of the device, both with random bytes."""
 
     def __init__(self, copier: Copier, host_bytes: int, device_bytes: int) -> None:
         self.device = copier.device
         self.file = MemoryFile(host_bytes)
-        copier.pinned.pin(self.file)
+        copier.page_locked.lock_pages(self.file)
         self.host = self.file.array()
         self.host[:] = RANDOM.integers(0, 256, host_bytes, np.uint8)
         self.address = self.device.allocate(device_bytes)
@@ -146,31 +146,31 @@ def test_rows_at_equal_distances_arrive(device: Device, way: Way) -> None:
         device.free(memory.address)
 
 
-def test_memory_that_is_not_pinned_is_refused(device: Device) -> None:
+def test_memory_that_is_not_locked_is_refused(device: Device) -> None:
     with copier_of(device) as copier:
         memory = Memory(copier, MIB, MIB)
         stray = np.zeros(64, np.uint8)
         for host in (stray.ctypes.data, memory.host.ctypes.data + MIB - 32):
-            with pytest.raises(InvalidRequest, match="pinned"):
+            with pytest.raises(InvalidRequest, match="page-locked"):
                 copier.save(Pieces.of([(host, memory.address, 64)]))
         copier.save(Pieces.of([(memory.host.ctypes.data + MIB - 64, memory.address, 64)])).wait()
         assert np.array_equal(memory.host[-64:], memory.before[:64])
         device.free(memory.address)
 
 
-def test_a_memory_file_is_pinned_once_and_until_it_goes(device: Device) -> None:
+def test_a_memory_file_is_page_locked_once_and_until_it_goes(device: Device) -> None:
     with copier_of(device) as copier:
         file = MemoryFile(MIB)
-        copier.pinned.pin(file)
-        copier.pinned.pin(file)
-        assert repr(copier.pinned) == f"<PinnedMemory 1 regions, {MIB} bytes>"
+        copier.page_locked.lock_pages(file)
+        copier.page_locked.lock_pages(file)
+        assert repr(copier.page_locked) == f"<PageLockedMemory 1 regions, {MIB} bytes>"
         del file
-        assert repr(copier.pinned) == "<PinnedMemory 0 regions, 0 bytes>"
+        assert repr(copier.page_locked) == "<PageLockedMemory 0 regions, 0 bytes>"
 
 
-def test_a_region_of_a_target_pool_is_pinned(device: Device) -> None:
+def test_a_region_of_a_target_pool_is_page_locked(device: Device) -> None:
     with copier_of(device) as copier:
-        region = copier.pinned.region(MIB)
+        region = copier.page_locked.region(MIB)
         place = device.allocate(64)
         copier.save(Pieces.of([(region.address, place, 64)])).wait()
         device.free(place)
@@ -195,23 +195,23 @@ def test_a_stream_that_holds_for_a_mark_sees_what_came_before_it(device: Device)
         device.free(memory.address)
 
 
-def test_a_gate_holds_a_stream_until_it_is_raised_far_enough(device: Device) -> None:
+def test_a_stream_is_held_until_the_number_is_raised_far_enough(device: Device) -> None:
     with copier_of(device) as copier:
         memory = Memory(copier, MIB, MIB)
         lanes = [device.lane(MIB, 8), device.lane(MIB, 8)]
         pieces = Pieces.of([(memory.host.ctypes.data, memory.address, PART)])
         for _ in range(3):  # their numbers go on from the last ones, unseen
-            gate = device.gate()
+            hold = device.stream_hold()
             memory.host[:PART] = 0
             for lane, number in zip(lanes, (1, 2), strict=True):
-                gate.hold(lane.stream, number)
+                hold.hold(lane.stream, number)
             lanes[1].copy(pieces, Direction.SAVE, Way.EACH)
-            gate.raise_behind(lanes[0], 2)  # behind a hold for 1, which comes from here
+            hold.raise_behind(lanes[0], 2)  # behind a hold for 1, which comes from here
             assert not memory.host[:PART].any()
-            gate.raise_now(1)
+            hold.raise_now(1)
             lanes[1].wait_idle()
             assert np.array_equal(memory.host[:PART], memory.before[:PART])
-            gate.close()
+            hold.close()
         for lane in lanes:
             lane.close()
         device.free(memory.address)
@@ -252,7 +252,7 @@ class Arriving:
     ) -> None:
         shape = PayloadShape(0, LAYERS, len(blocks), SLICE, DeliveryMode.LAYERWISE)
         self.file = MemoryFile(shape.payload_bytes or 1)
-        copier.pinned.pin(self.file)
+        copier.page_locked.lock_pages(self.file)
         self.payload = self.file.array()
         self.payload[:] = RANDOM.integers(0, 256, len(self.payload), np.uint8)
         self.progress = LayerProgress(0, LAYERS, silence_s_max=silence_s_max)
@@ -307,7 +307,7 @@ def test_layers_are_laid_into_their_blocks_and_saved_out_of_them(
         assert np.array_equal(blocks_on(device, order, base), expected)
         assert arriving.asked == list(range(LAYERS))
         back = MemoryFile(len(arriving.payload))
-        copier.pinned.pin(back)
+        copier.page_locked.lock_pages(back)
         saved = back.array().reshape(LAYERS, CHUNKS, SLICE)
         saves = [
             copier.save(paged(order, base, layer).pieces(blocks, saved[layer]), engine.stream)
@@ -348,7 +348,7 @@ def test_a_stream_may_be_given_all_its_work_before_the_first_layer_has_arrived(
     with copier_of(device) as copier:
         arriving = Arriving(copier, ORDERS[2], base, range(BLOCKS))
         seen_file = MemoryFile(ALL_BYTES)
-        copier.pinned.pin(seen_file)
+        copier.page_locked.lock_pages(seen_file)
         seen = seen_file.array()
         layer_bytes = BLOCKS * SLICE
         lanes = [device.lane(layer_bytes, 8) for _ in range(LAYERS)]
@@ -524,7 +524,7 @@ def test_the_layer_that_is_needed_first_goes_first(device: Device, base: int) ->
         assert order[:4] == [("first", 0), ("first", 1), ("second", 0), ("first", 2)]
 
 
-def test_a_delivery_into_memory_that_is_not_pinned_fails_its_load(
+def test_a_delivery_into_memory_that_is_not_locked_fails_its_load(
     device: Device, base: int
 ) -> None:
     with copier_of(device) as copier, copier_of(device) as other:
@@ -532,7 +532,7 @@ def test_a_delivery_into_memory_that_is_not_pinned_fails_its_load(
         arriving.progress.advance(LAYERS)
         with (
             copier.load(arriving.delivery, arriving.places) as load,
-            pytest.raises(InvalidRequest, match="pinned"),
+            pytest.raises(InvalidRequest, match="page-locked"),
         ):
             load.finish()
         assert not blocks_on(device, ORDERS[0], base).any()
@@ -581,13 +581,13 @@ class BusyEngine:
     """A stream of an engine that stands still until `go_on`."""
 
     def __init__(self, device: Device) -> None:
-        self._gate = device.gate()
+        self._hold = device.stream_hold()
         self._lane = device.lane(MIB, 8)
         self.stream = self._lane.stream
-        self._gate.hold(self.stream, 1)
+        self._hold.hold(self.stream, 1)
 
     def go_on(self) -> None:
-        self._gate.raise_now(1)
+        self._hold.raise_now(1)
 
     def __enter__(self) -> BusyEngine:
         return self
@@ -595,7 +595,7 @@ class BusyEngine:
     def __exit__(self, *_: object) -> None:
         self.go_on()
         self._lane.close()
-        self._gate.close()
+        self._hold.close()
 
 
 def returned(call: Callable[[], object]) -> threading.Event:
@@ -667,7 +667,7 @@ def test_a_job_that_raises_something_unforeseen_fails_alone(device: Device) -> N
         broken = Broken()
         line.add(broken)
         pieces = Pieces.of([(memory.host.ctypes.data, memory.address, PART)])
-        save = BlockSave(line, device, copier.pinned.by_file(pieces), None)
+        save = BlockSave(line, device, copier.page_locked.by_file(pieces), None)
         line.add(save)
         ended = returned(save.wait)
         assert ended.wait(TIMEOUT_S)
@@ -703,20 +703,20 @@ def test_a_save_keeps_its_memory_until_the_bytes_are_there(device: Device) -> No
     with copier_of(device, depth=1) as copier, BusyEngine(device) as engine:
         memory = Memory(copier, MIB, MIB)
         left = MemoryFile(MIB)
-        copier.pinned.pin(left)
+        copier.page_locked.lock_pages(left)
         gone = weakref.ref(left)
         place = left.array().ctypes.data
         copier.save(Pieces.of([(place, memory.address, PART)]), engine.stream)
         del left
         gc.collect()
         assert gone() is not None
-        assert repr(copier.pinned) == f"<PinnedMemory 2 regions, {2 * MIB} bytes>"
+        assert repr(copier.page_locked) == f"<PageLockedMemory 2 regions, {2 * MIB} bytes>"
         engine.go_on()
         save = copier.save(Pieces.of([(memory.host.ctypes.data, memory.address, PART)]))
         save.wait()
         gc.collect()
         assert gone() is None
-        assert repr(copier.pinned) == f"<PinnedMemory 1 regions, {MIB} bytes>"
+        assert repr(copier.page_locked) == f"<PageLockedMemory 1 regions, {MIB} bytes>"
         device.free(memory.address)
 
 
@@ -742,7 +742,7 @@ def test_a_save_that_has_ended_and_a_load_that_is_closed_keep_no_memory(
 ) -> None:
     with copier_of(device) as copier:
         file = MemoryFile(MIB)
-        copier.pinned.pin(file)
+        copier.page_locked.lock_pages(file)
         save = copier.save(Pieces.of([(file.array().ctypes.data, base, PART)]))
         save.wait()
         arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
@@ -754,7 +754,7 @@ def test_a_save_that_has_ended_and_a_load_that_is_closed_keep_no_memory(
         load.close()
         del file, arriving, load
         gc.collect()
-        assert repr(copier.pinned) == "<PinnedMemory 0 regions, 0 bytes>"
+        assert repr(copier.page_locked) == "<PageLockedMemory 0 regions, 0 bytes>"
         assert not save.files
         assert not files
 
@@ -769,27 +769,27 @@ def test_a_save_that_has_ended_cannot_fail(device: Device) -> None:
         device.free(memory.address)
 
 
-class LittersOnPin(EmulatedDevice):
-    """While it pins memory, other pinned memory is collected."""
+class LittersOnLocking(EmulatedDevice):
+    """While it locks memory, other locked memory is collected."""
 
     litter: list[MemoryFile]
 
-    def pin(self, address: int, length_bytes: int) -> None:
+    def lock_pages(self, address: int, length_bytes: int) -> None:
         self.litter.clear()
-        super().pin(address, length_bytes)
+        super().lock_pages(address, length_bytes)
 
 
-def test_memory_may_be_collected_while_other_memory_is_pinned() -> None:
-    device = LittersOnPin()
+def test_memory_may_be_collected_while_other_memory_is_locked() -> None:
+    device = LittersOnLocking()
     device.litter = []
-    pinned = PinnedMemory(device)
+    page_locked = PageLockedMemory(device)
     litter = MemoryFile(MIB)
-    pinned.pin(litter)
+    page_locked.lock_pages(litter)
     device.litter.append(litter)
     del litter
     file = MemoryFile(2 * MIB)
-    assert returned(lambda: pinned.pin(file)).wait(TIMEOUT_S)
-    assert repr(pinned) == f"<PinnedMemory 1 regions, {2 * MIB} bytes>"
+    assert returned(lambda: page_locked.lock_pages(file)).wait(TIMEOUT_S)
+    assert repr(page_locked) == f"<PageLockedMemory 1 regions, {2 * MIB} bytes>"
 
 
 class FilePart(MemoryFile):
@@ -814,7 +814,7 @@ def test_neighbours_in_two_regions_are_copied_apart(way: Way) -> None:
         parts = [FilePart(arriving.file, 0, border)]
         parts.append(FilePart(arriving.file, border, len(arriving.payload)))
         for part in parts:
-            copier.pinned.pin(part)
+            copier.page_locked.lock_pages(part)
         arriving.progress.advance(LAYERS)
         with copier.load(arriving.delivery, arriving.places) as load:
             assert returned(load.finish).wait(TIMEOUT_S)

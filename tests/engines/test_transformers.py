@@ -126,7 +126,7 @@ def test_logits_are_bit_identical_where_layers_are_copied_beside_the_model(
         expected = stored.run(stored.suffix, local)
         layout = stored.bucket.layout
         target = client.shared_memory_target(len(stored.keys) * layout.chunk_bytes)
-        copier.pin(target)
+        copier.lock_pages(target)
         for _ in range(3):
             target.array[:] = 0
             with stored.bucket.fetch(stored.keys, delivery="layerwise", target=target) as delivery:
@@ -146,7 +146,7 @@ def test_a_delivery_that_fails_while_it_is_copied_raises_out_of_the_model(
         layout = stored.bucket.layout
         payload_bytes = len(stored.keys) * layout.chunk_bytes
         target = client.shared_memory_target(payload_bytes)
-        copier.pin(target)
+        copier.lock_pages(target)
 
         def kill(*_: Any) -> None:
             own_server.kill_storage()

@@ -11,8 +11,8 @@ from objectcache.deliveries.delivery import Delivery
 from objectcache.gpu.device import Device, Direction, Lane, Mark
 from objectcache.gpu.layer_load import LayerLoad, Places
 from objectcache.gpu.line import Job, Line, LineSettings
+from objectcache.gpu.page_locked_memory import PageLockedMemory
 from objectcache.gpu.pieces import Pieces
-from objectcache.gpu.pinned_memory import PinnedMemory
 from objectcache.landing.memory_file import MemoryFile
 from objectcache.landing.targets import SharedMemoryTarget
 
@@ -95,24 +95,24 @@ class Copier:
     ) -> None:
         """Raises `InvalidRequest` for a way that the device has not, and `Unavailable`."""
         self.device = device
-        self.pinned = PinnedMemory(device)
+        self.page_locked = PageLockedMemory(device)
         self._loads = Line(device, Direction.LOAD, loads or LineSettings.best_of(device))
         self._saves = Line(device, Direction.SAVE, saves or LineSettings.best_of(device))
 
-    def pin(self, target: SharedMemoryTarget) -> None:
+    def lock_pages(self, target: SharedMemoryTarget) -> None:
         """Let the device reach a target's memory, for as long as there is one. Raises
         `Unavailable`.
         """
-        self.pinned.pin(target.file)
+        self.page_locked.lock_pages(target.file)
 
     def load(self, delivery: Delivery, places: Places, stream: int | None = None) -> LayerLoad:
         """Copy a delivery's layers to where `places(layer, slices)` says, as they arrive.
 
-        `slices` is uint8[chunk_count, slice_bytes], in memory that is pinned. `places` is called
-        in another thread. The first copy comes behind what is queued on `stream` now.
+        `slices` is uint8[chunk_count, slice_bytes], in memory that is page-locked. `places` is
+        called in another thread. The first copy comes behind what is queued on `stream` now.
         """
         behind = None if stream is None else self.device.mark(stream)
-        load = LayerLoad(self._loads, self.device, self.pinned, delivery, places, behind)
+        load = LayerLoad(self._loads, self.device, self.page_locked, delivery, places, behind)
         self._loads.add(load)
         return load
 
@@ -120,19 +120,19 @@ class Copier:
         """Copy blocks into host memory, behind what is queued on `stream` now.
 
         The memory file stays until the bytes are there, whether or not anybody else holds it.
-        Raises `InvalidRequest` for memory that is not pinned.
+        Raises `InvalidRequest` for memory that is not page-locked.
         """
-        parts = self.pinned.by_file(pieces)
+        parts = self.page_locked.by_file(pieces)
         behind = None if stream is None else self.device.mark(stream)
         save = BlockSave(self._saves, self.device, parts, behind)
         self._saves.add(save)
         return save
 
     def close(self) -> None:
-        """End the threads, and unpin all memory. Loads and saves under way fail."""
+        """End the threads, and unlock all memory. Loads and saves under way fail."""
         self._loads.close()
         self._saves.close()
-        self.pinned.close()
+        self.page_locked.close()
 
     def __enter__(self) -> Self:
         return self
@@ -146,4 +146,4 @@ class Copier:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Copier {self.device!r}, {self._loads!r}, {self._saves!r}, {self.pinned!r}>"
+        return f"<Copier {self.device!r}, {self._loads!r}, {self._saves!r}, {self.page_locked!r}>"

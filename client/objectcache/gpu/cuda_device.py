@@ -11,7 +11,15 @@ import numpy as np
 
 from objectcache.gpu import copy_kernel, cuda_library
 from objectcache.gpu.cuda_library import CudaLibrary
-from objectcache.gpu.device import KERNEL_PIECE_BYTES, Device, Direction, Gate, Lane, Mark, Way
+from objectcache.gpu.device import (
+    KERNEL_PIECE_BYTES,
+    Device,
+    Direction,
+    Lane,
+    Mark,
+    StreamHold,
+    Way,
+)
 from objectcache.gpu.pieces import Numbers, Pieces
 from objectcache_schemas.errors import Unavailable
 
@@ -51,7 +59,7 @@ class CudaDevice(Device):
             if before != number:
                 self.cuda.call("cudaSetDevice", before)
         self._lock = threading.Lock()
-        self._free_words: deque[int] = deque()  # for gates; their memory is never given back
+        self._free_words: deque[int] = deque()  # for holds; their memory is never given back
 
     def _ways(self) -> frozenset[Way]:
         """What works here; loads the kernel, where that does."""
@@ -71,10 +79,10 @@ class CudaDevice(Device):
         self.cuda.call("cudaSetDevice", self.number)
         self.cuda.call("cudaFree", None)  # makes the device's context
 
-    def pin(self, address: int, length_bytes: int) -> None:
+    def lock_pages(self, address: int, length_bytes: int) -> None:
         self.cuda.call("cudaHostRegister", address, length_bytes, _MAPPED_EVERYWHERE)
 
-    def unpin(self, address: int) -> None:
+    def unlock_pages(self, address: int) -> None:
         self.cuda.call("cudaHostUnregister", address)
 
     def lane(self, task_bytes_max: int, pieces_max: int, beside: Lane | None = None) -> Lane:
@@ -89,16 +97,16 @@ class CudaDevice(Device):
         assert isinstance(mark, _CudaMark)
         self.cuda.call("cudaStreamWaitEvent", stream, mark.event, 0)
 
-    def gate(self) -> Gate:
+    def stream_hold(self) -> StreamHold:
         with self._lock:
             if not self._free_words:
                 page = self.cuda.created("cudaHostAlloc", _PAGE_BYTES, _MAPPED_EVERYWHERE)
                 ctypes.memset(page, 0, _PAGE_BYTES)
                 self._free_words.extend(range(page, page + _PAGE_BYTES, _WORD_BYTES))
-            return _CudaGate(self, self._free_words.popleft())
+            return _CudaStreamHold(self, self._free_words.popleft())
 
     def take_back(self, word: int) -> None:
-        """A gate's word may be used again; it is for as long as can be what it was."""
+        """A hold's word may be used again; it is for as long as can be what it was."""
         with self._lock:
             self._free_words.append(word)
 
@@ -240,7 +248,7 @@ class _CudaLane(Lane):
         self._cuda.call("cudaFreeHost", self._table)
 
 
-class _CudaGate(Gate):
+class _CudaStreamHold(StreamHold):
     """A word of host memory, which the device's front end polls: no multiprocessor does.
 
     Words are used again and go on from the number that they have: a stream that has not looked yet

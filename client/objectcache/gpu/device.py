@@ -54,8 +54,8 @@ class Lane(ABC):
     def copy(self, task: Pieces, direction: Direction, way: Way) -> None:
         """Queue a micro-task; the lane is idle (`wait_idle`).
 
-        The host's side of it is pinned. It stays as it is until the copies are done, which a mark
-        tells. Raises `Unavailable` where the device has failed.
+        The host's side of it is page-locked. It stays as it is until the copies are done, which a
+        mark tells. Raises `Unavailable` where the device has failed.
         """
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Lane(ABC):
         """Give up stream and memory, when idle."""
 
 
-class Gate(ABC):
+class StreamHold(ABC):
     """A number that streams wait for, before it is queued what raises it. It never falls."""
 
     @abstractmethod
@@ -103,11 +103,11 @@ class Device(ABC):
         """Called once in each thread that makes lanes or copies."""
 
     @abstractmethod
-    def pin(self, address: int, length_bytes: int) -> None:
-        """Let the device reach host memory, until `unpin`. Raises `Unavailable`."""
+    def lock_pages(self, address: int, length_bytes: int) -> None:
+        """Let the device reach host memory, until `unlock_pages`. Raises `Unavailable`."""
 
     @abstractmethod
-    def unpin(self, address: int) -> None:
+    def unlock_pages(self, address: int) -> None:
         """The memory is about to go, and nothing copies to or from it."""
 
     @abstractmethod
@@ -128,8 +128,8 @@ class Device(ABC):
         """What is queued on the stream from now on comes behind `mark`; no thread waits."""
 
     @abstractmethod
-    def gate(self) -> Gate:
-        """A gate at 0."""
+    def stream_hold(self) -> StreamHold:
+        """A hold whose number is 0."""
 
     @abstractmethod
     def allocate(self, length_bytes: int) -> int:

@@ -11,7 +11,15 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from objectcache.gpu.device import KERNEL_PIECE_BYTES, Device, Direction, Gate, Lane, Mark, Way
+from objectcache.gpu.device import (
+    KERNEL_PIECE_BYTES,
+    Device,
+    Direction,
+    Lane,
+    Mark,
+    StreamHold,
+    Way,
+)
 from objectcache.gpu.pieces import Pieces
 from objectcache.payload import Bytes
 
@@ -73,17 +81,17 @@ class EmulatedDevice(Device):
         self._streams: dict[int, _Stream] = {}
         self._handles = itertools.count(1)
         self._memory: dict[int, Bytes] = {}
-        self._pinned: dict[int, int] = {}
+        self._page_locked: dict[int, int] = {}
 
     def enter_thread(self) -> None:
         pass
 
-    def pin(self, address: int, length_bytes: int) -> None:
-        assert address not in self._pinned
-        self._pinned[address] = length_bytes
+    def lock_pages(self, address: int, length_bytes: int) -> None:
+        assert address not in self._page_locked
+        self._page_locked[address] = length_bytes
 
-    def unpin(self, address: int) -> None:
-        del self._pinned[address]
+    def unlock_pages(self, address: int) -> None:
+        del self._page_locked[address]
 
     def lane(self, task_bytes_max: int, pieces_max: int, beside: Lane | None = None) -> Lane:
         if beside is None:
@@ -101,8 +109,8 @@ class EmulatedDevice(Device):
     def hold(self, stream: int, mark: Mark) -> None:
         self._streams[stream].add(mark.wait)
 
-    def gate(self) -> Gate:
-        return _EmulatedGate(self)
+    def stream_hold(self) -> StreamHold:
+        return _EmulatedStreamHold(self)
 
     def allocate(self, length_bytes: int) -> int:
         memory = np.zeros(length_bytes, np.uint8)
@@ -128,7 +136,7 @@ class EmulatedDevice(Device):
 
     def moves(self, direction: Direction, host: int, device: int, count_bytes: int) -> None:
         """Copy over the link, which takes its time."""
-        assert self._reaches(host, count_bytes), "host memory that is not pinned"
+        assert self._reaches(host, count_bytes), "host memory that is not page-locked"
         self._links[direction].passes(count_bytes)
         self.places(direction, host, device, count_bytes)
 
@@ -140,7 +148,7 @@ class EmulatedDevice(Device):
     def _reaches(self, host: int, count_bytes: int) -> bool:
         return any(
             begin <= host and host + count_bytes <= begin + length
-            for begin, length in list(self._pinned.items())
+            for begin, length in list(self._page_locked.items())
         )
 
 
@@ -205,7 +213,7 @@ class _EmulatedLane(Lane):
             self._device.closed(self.stream)
 
 
-class _EmulatedGate(Gate):
+class _EmulatedStreamHold(StreamHold):
     def __init__(self, device: EmulatedDevice) -> None:
         self._device = device
         self._number = 0

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 
 from objectcache.deliveries.delivery import Delivery
-from objectcache.gpu.device import Device, Gate, Lane, Mark
+from objectcache.gpu.device import Device, Lane, Mark, StreamHold
 from objectcache.gpu.line import Job, Line
+from objectcache.gpu.page_locked_memory import PageLockedMemory
 from objectcache.gpu.pieces import Pieces
-from objectcache.gpu.pinned_memory import PinnedMemory
 from objectcache.landing.memory_file import MemoryFile
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import (
@@ -34,14 +34,14 @@ class LayerLoad(Job):
         self,
         line: Line,
         device: Device,
-        pinned: PinnedMemory,
+        page_locked: PageLockedMemory,
         delivery: Delivery,
         places: Places,
         behind: Mark | None,
     ) -> None:
         self._line = line
         self._device = device
-        self._pinned = pinned
+        self._page_locked = page_locked
         self._delivery = delivery
         self._places = places
         self._behind = behind
@@ -55,7 +55,9 @@ class LayerLoad(Job):
         self._last_stream = 0  # of the last mark
         self._failure: Exception | None = None
         # Kernels may stand behind a stream that holds for them: none is let hold.
-        self._gate: Gate | None = None if line.settings.way.takes_kernels else device.gate()
+        self._hold: StreamHold | None = (
+            None if line.settings.way.takes_kernels else device.stream_hold()
+        )
         self._queued = threading.Condition()
         self._closed = False
         delivery.progress.listen(line.wake)
@@ -88,13 +90,13 @@ class LayerLoad(Job):
         """
         if self._closed:
             raise InvalidRequest("the load is closed")
-        if self._gate is None:
+        if self._hold is None:
             way = self._line.settings.way.value
             raise InvalidRequest(
                 f"a stream cannot hold for copies by {way}: their kernels may stand behind it"
             )
         self._delivery.progress.check(layer)
-        self._gate.hold(stream, layer - self._layers.start + 1)
+        self._hold.hold(stream, layer - self._layers.start + 1)
 
     def finish(self) -> None:
         """Return when all layers are in their blocks. Raises what `wait` raises."""
@@ -141,7 +143,7 @@ class LayerLoad(Job):
             self._line.remove(self)
             self.files.clear()
         finally:
-            self._open_gate()
+            self._end_hold()
 
     def __enter__(self) -> LayerLoad:
         return self
@@ -174,7 +176,7 @@ class LayerLoad(Job):
             layer = self._next_layer
             pieces = self._places(layer, self._delivery.ready_layer(layer))
             settings = self._line.settings
-            for file, part in self._pinned.by_file(pieces):
+            for file, part in self._page_locked.by_file(pieces):
                 if all(file is not held for held in self.files):
                     self.files.append(file)
                 tasks = part.joined().micro_tasks(settings.task_bytes, settings.pieces_max)
@@ -190,15 +192,15 @@ class LayerLoad(Job):
         self._used.add(lane.stream)
         if self._tasks:
             return
-        # This lane's mark is then the layer's, and of all before it: gates know but one number.
+        # This lane's mark is then the layer's, and of all before it: a hold knows but one number.
         for stream in self._used - {lane.stream}:
             lane.follow(self._device.mark(stream))
         if self._marks and self._last_stream != lane.stream:
             lane.follow(self._marks[-1])
         self._last_stream = lane.stream
         number = self._next_layer - self._layers.start + 1
-        if self._gate is not None:
-            self._gate.raise_behind(lane, number)
+        if self._hold is not None:
+            self._hold.raise_behind(lane, number)
         mark = self._device.mark(lane.stream)
         self._used.clear()
         with self._queued:
@@ -212,20 +214,20 @@ class LayerLoad(Job):
                 return
             self._failure = error
             self._queued.notify_all()
-        if self._gate is None:
+        if self._hold is None:
             return
-        # What raises the gate for the last time comes last: behind the copies that are queued.
-        # Copies by copy engines, which alone have a gate, are all in one stream.
+        # What raises the hold for the last time comes last: behind the copies that are queued.
+        # Copies by copy engines, which alone have a hold, are all in one stream.
         try:
-            self._gate.raise_behind(self._line.lanes[0], len(self._layers))
+            self._hold.raise_behind(self._line.lanes[0], len(self._layers))
         except Unavailable:  # the device has failed, and does nothing any more
-            self._gate.raise_now(len(self._layers))
+            self._hold.raise_now(len(self._layers))
 
-    def _open_gate(self) -> None:
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            gate.raise_now(len(self._layers))
-            gate.close()
+    def _end_hold(self) -> None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.raise_now(len(self._layers))
+            hold.close()
 
     def __repr__(self) -> str:
         return f"<LayerLoad {len(self._marks)}/{len(self._layers)} layers queued>"

@@ -114,9 +114,9 @@ class LayerwiseCache(_DynamicCache):
         which they tell nothing, not even that.
 
         With the `copier` of the model's device, layers are copied there as they arrive, beside what
-        it computes; the delivery is then into a target that the copier has pinned (`Copier.pin`).
-        Without, each is copied while the model waits for it. Raises `InvalidRequest` where the
-        delivery has not all of its layers.
+        it computes; the delivery is then into a target whose pages the copier has locked
+        (`Copier.lock_pages`). Without, each is copied while the model waits for it. Raises
+        `InvalidRequest` where the delivery has not all of its layers.
         """
         super().__init__(config=config)
         if delivery.layers != range(layout.num_layers) or len(self.layers) != layout.num_layers:

@@ -19,11 +19,11 @@ from objectcache_schemas.errors import InvalidRequest, Unavailable
 _Spans = tuple[Numbers, Numbers, list[weakref.ref[MemoryFile]]]  # begins, ends, files
 
 
-class PinnedMemory:
-    """What is pinned for one device. Thread-safe.
+class PageLockedMemory:
+    """What is page-locked for one device. Thread-safe.
 
-    A memory file stays pinned for as long as it lives. Arrays over it may live longer, and are
-    plain memory then.
+    A memory file stays so for as long as it lives. Arrays over it may live longer, and are plain
+    memory then.
     """
 
     def __init__(self, device: Device) -> None:
@@ -31,43 +31,44 @@ class PinnedMemory:
         self._files: dict[int, weakref.ref[MemoryFile]] = {}
         self._lengths: dict[int, int] = {}
         self._ends: dict[int, weakref.finalize[..., MemoryFile]] = {}
-        # A file may be collected at any moment, also while this thread has the lock: its memory is
-        # put down here, and whoever has the lock unpins it. The array keeps the mapping until then.
+        # A file may be collected at any moment, also while this thread has `_lock`. Its memory is
+        # put down here, and whoever has `_lock` tells the device. The array keeps the mapping until
+        # then.
         self._leaving: deque[tuple[int, Bytes]] = deque()
         self._lock = threading.Lock()
         self._spans = self._sorted_spans()
 
-    def pin(self, file: MemoryFile) -> None:
-        """Pin a memory file; for a second time this has no effect. Raises `Unavailable`."""
+    def lock_pages(self, file: MemoryFile) -> None:
+        """Page-lock a memory file; for a second time this has no effect. Raises `Unavailable`."""
         array = file.array()
         address = array.ctypes.data
         try:
             with self._lock:
                 if address in self._lengths:
                     return
-                self._device.pin(address, file.length_bytes)
+                self._device.lock_pages(address, file.length_bytes)
                 self._lengths[address] = file.length_bytes
                 self._files[address] = weakref.ref(file)
                 # At the end of the process the driver may be gone before the file, and lets go of
                 # everything itself.
-                end = weakref.finalize(file, self._unpin, address, array)
+                end = weakref.finalize(file, self._unlock, address, array)
                 end.atexit = False
                 self._ends[address] = end
                 self._spans = self._sorted_spans()
         finally:
-            self._unpin_leaving()
+            self._unlock_leaving()
 
     def region(self, length_bytes: int) -> SharedRegion:
-        """New memory for a `TargetPool`, pinned. Raises `Unavailable`."""
+        """New memory for a `TargetPool`, page-locked. Raises `Unavailable`."""
         file = MemoryFile(length_bytes)
-        self.pin(file)
+        self.lock_pages(file)
         return SharedRegion(file)
 
     def by_file(self, pieces: Pieces) -> list[tuple[MemoryFile, Pieces]]:
         """The pieces of each memory file apart, in their order: no copy crosses the border of two
-        files, even where one lies behind the other. Whoever holds the files keeps them pinned.
+        files, even where one lies behind the other. Whoever holds the files keeps them page-locked.
 
-        Raises `InvalidRequest` unless the host's side of all pieces is pinned.
+        Raises `InvalidRequest` unless the host's side of all pieces is page-locked.
         """
         if not len(pieces):
             return []
@@ -78,7 +79,7 @@ class PinnedMemory:
             and (span >= 0).all()
             and (pieces.host + pieces.sizes_bytes <= ends[span]).all()
         ):
-            raise _not_pinned()
+            raise _not_locked()
         first = int(span[0])
         if (span == first).all():
             return [(_alive(files[first]), pieces)]
@@ -87,12 +88,12 @@ class PinnedMemory:
             for index in np.unique(span).tolist()
         ]
 
-    def _unpin(self, address: int, array: Bytes) -> None:
+    def _unlock(self, address: int, array: Bytes) -> None:
         self._leaving.append((address, array))
-        self._unpin_leaving()
+        self._unlock_leaving()
 
-    def _unpin_leaving(self) -> None:
-        # Whoever has the lock comes by here afterwards.
+    def _unlock_leaving(self) -> None:
+        # Whoever has `_lock` comes by here afterwards.
         while self._leaving and self._lock.acquire(blocking=False):
             try:
                 while self._leaving:
@@ -100,7 +101,7 @@ class PinnedMemory:
                     del self._lengths[address], self._ends[address], self._files[address]
                     self._spans = self._sorted_spans()
                     with contextlib.suppress(Unavailable):  # a device that has failed lets go
-                        self._device.unpin(address)
+                        self._device.unlock_pages(address)
                     del _mapping
             finally:
                 self._lock.release()
@@ -112,19 +113,21 @@ class PinnedMemory:
         return begins, begins + lengths, [self._files[address] for address in addresses]
 
     def close(self) -> None:
-        """Unpin everything; nothing is copied any more."""
+        """Unlock everything; nothing is copied any more."""
         for end in list(self._ends.values()):
             end()
 
     def __repr__(self) -> str:
-        return f"<PinnedMemory {len(self._lengths)} regions, {sum(self._lengths.values())} bytes>"
+        return (
+            f"<PageLockedMemory {len(self._lengths)} regions, {sum(self._lengths.values())} bytes>"
+        )
 
 
 def _alive(file: weakref.ref[MemoryFile]) -> MemoryFile:
     if (found := file()) is None:
-        raise _not_pinned()
+        raise _not_locked()
     return found
 
 
-def _not_pinned() -> InvalidRequest:
-    return InvalidRequest("host memory that is copied to a device must be pinned for it")
+def _not_locked() -> InvalidRequest:
+    return InvalidRequest("host memory that is copied to a device must be page-locked for it")
