@@ -93,7 +93,7 @@ class KvBucket:
         is one, and what is learned of one is not told to another. `computed_tokens` is all that the
         engine computes in the step that consumes this. `rate_bytes_per_s` is the most that is
         wanted. `path` forces one of the paper's paths: agg (layerwise), batch (chunkwise), and for
-        one chunk into a target direct or buffer (staged in the gateway). `target` is memory to fill
+        one chunk into a target direct or buffer (by way of the gateway). `target` is memory to fill
         in place of the client's own; `transport` and `timeout_s` replace the client's. No keys make
         an empty delivery.
 

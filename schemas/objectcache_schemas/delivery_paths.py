@@ -12,7 +12,7 @@ class DeliveryPath(enum.Enum):
     """The paper's five paths (section 4.1)."""
 
     S3TCP = "s3tcp"  # one object in the response body
-    BUFFER = "buffer"  # one object, staged in the gateway, into a target
+    BUFFER = "buffer"  # one object into a target, through the gateway's memory
     DIRECT = "direct"  # one object, straight into a target
     BATCH = "batch"  # many objects, chunkwise
     AGG = "agg"  # many objects, layerwise

@@ -25,7 +25,7 @@ _BACKEND = "UCX"
 _HOST_NETLINK = "libnl-route-3.so.200"
 _LOG_LEVEL = "LOG_LEVEL="  # UCX's errors name addresses and keys of peers; UCX_LOG_LEVEL goes first
 
-logger = logging.getLogger("objectcache.fabric.nixl")
+logger = logging.getLogger("objectcache.fabrics.nixl")
 
 
 class MemoryPiece(NamedTuple):

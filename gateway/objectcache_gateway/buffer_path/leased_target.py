@@ -1,4 +1,4 @@
-"""The Buffer path (paper, section 4.1): one object, staged in the gateway, into a client's target.
+"""The Buffer path (paper, section 4.1): one object into a client's target, through our memory.
 
 The payload comes over a storage connection into this process' memory, piece after piece, and is
 copied from there into the client's. The storage server lends the target's memory file for it, over
