@@ -5,8 +5,10 @@ The exit code is pytest's; 0, with the reason, where this host lacks what it tak
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,10 +67,24 @@ def run(arguments: list[str]) -> int:
             *(folder, "env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", f"--chdir={REPOSITORY}"),
             *(sys.executable, *PYTEST, *arguments, *([] if named else [tests])),
         ]
-        return subprocess.run(command, env=environment, check=False).returncode
+        return _run_to_its_end(command, environment)
+
+
+def _run_to_its_end(command: list[str], environment: dict[str, str]) -> int:
+    """The exit code of a program; whatever ends this one ends it and all that it started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        sys.exit(0)
     if reason := missing_part():
         print(f"SKIPPED: the tests over RDMA are not run: {reason}")
         sys.exit(0)

@@ -47,7 +47,7 @@ cat "$run/err" 3>&- 4>&- >&2 &
 
 # TCG, not KVM: it runs everywhere. Its emulation of pclmulqdq is slower than a CRC by table.
 # The timer of an emulated processor fails the kernel's own check when the host is busy.
-timeout -k 5 "$limit_s" qemu-system-x86_64 \
+timeout --foreground -k 5 "$limit_s" qemu-system-x86_64 \
     -accel tcg,thread=multi -cpu max,pclmulqdq=off -M pc -smp "$cpus" -m "$memory_mib" \
     -nodefaults -no-user-config -nographic -no-reboot -nic none \
     -kernel "$cache/kernel/vmlinux" -initrd "$cache/initrd.gz" \
