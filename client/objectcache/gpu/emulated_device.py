@@ -65,7 +65,11 @@ class _Stream:
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception as error:  # told as the thread's; who waits behind it does not hang
+                told = (type(error), error, error.__traceback__, self._thread)
+                threading.excepthook(threading.ExceptHookArgs(told))
 
     def close(self) -> None:
         self._queue.put(None)
