@@ -16,7 +16,7 @@ from benchmarks.machine.device import device_reads
 from objectcache import KvBucket, SharedMemoryTarget
 from objectcache_schemas.limits import GIB, MIB
 from objectcache_storage_server.engines.local.direct.alignment import split_at
-from objectcache_storage_server.engines.local.volumes.volume import Path, Transfer
+from objectcache_storage_server.engines.local.volumes.volume import IoPath, Transfer
 
 DIRECT = 0  # page_cache_bytes
 SETTINGS = f"storage.page_cache_bytes={DIRECT}"
@@ -104,7 +104,7 @@ class InOrder:
 
     def _read_share(self, share: Sequence[Sequence[Transfer]]) -> None:
         for batch in share:
-            self._volume.read(batch, Path.DIRECT)
+            self._volume.read(batch, IoPath.DIRECT)
 
 
 def _batch(offset_bytes: int, memory: memoryview) -> list[Transfer]:

@@ -185,7 +185,7 @@ def _misfits(engine: Engine, may_drop: bool) -> list[str]:
     misfits: list[str] = []
     if engine.damaged_count and not may_drop:
         misfits.append(f"{engine.damaged_count} objects are damaged")
-    if not engine.capabilities.is_operated:
+    if engine.capabilities.name != "local":
         return misfits
     report = engine.check(False, lambda _: True)
     clean = CheckReport(objects=report.objects, bytes=report.bytes)

@@ -15,7 +15,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from pathlib import Path as FilePath
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +35,7 @@ from objectcache_storage_server.engines.local.volumes.nvme_volume import (
     NvmeVolume,
     open_nvme_volume,
 )
-from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, Path, Transfer
+from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, IoPath, Transfer
 from tests.hardware.nvme_namespaces import DEVICES, WHY_NOT, block_device, block_path, wipe
 
 SEGMENT_BYTES = 16 * MIB
@@ -46,21 +46,21 @@ pytestmark = pytest.mark.skipif(not DEVICES, reason=WHY_NOT)
 
 
 @pytest.fixture(params=DEVICES)
-def device_path(request: pytest.FixtureRequest) -> FilePath:
+def device_path(request: pytest.FixtureRequest) -> Path:
     """A blank namespace."""
-    path = FilePath(request.param)
+    path = Path(request.param)
     wipe(path)
     return path
 
 
 @pytest.fixture
-def volume(device_path: FilePath, tmp_path: FilePath) -> Iterator[NvmeVolume]:
+def volume(device_path: Path, tmp_path: Path) -> Iterator[NvmeVolume]:
     opened = open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
     yield opened
     opened.close()
 
 
-def through_the_block_device(path: FilePath, offset_bytes: int, length_bytes: int) -> bytes:
+def through_the_block_device(path: Path, offset_bytes: int, length_bytes: int) -> bytes:
     with block_device(path, os.O_RDONLY) as file_descriptor:
         # What it has cached is from before the commands that passed it by.
         os.posix_fadvise(file_descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -68,12 +68,12 @@ def through_the_block_device(path: FilePath, offset_bytes: int, length_bytes: in
 
 
 def write(volume: NvmeVolume, offset_bytes: int, data: bytes) -> None:
-    volume.write([Transfer(offset_bytes, memoryview(data))], Path.DIRECT)
+    volume.write([Transfer(offset_bytes, memoryview(data))], IoPath.DIRECT)
 
 
 def read(volume: NvmeVolume, offset_bytes: int, length_bytes: int) -> bytes:
     data = bytearray(length_bytes)
-    volume.read([Transfer(offset_bytes, memoryview(data))], Path.DIRECT)
+    volume.read([Transfer(offset_bytes, memoryview(data))], IoPath.DIRECT)
     return bytes(data)
 
 
@@ -81,11 +81,11 @@ def noise(length_bytes: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(length_bytes)
 
 
-def test_the_controller_tells_what_it_is(device_path: FilePath) -> None:
+def test_the_controller_tells_what_it_is(device_path: Path) -> None:
     device = KernelNvmeDevice(device_path, DEPTH)
     with block_device(device_path, os.O_RDONLY) as file_descriptor:
         assert device.namespace.capacity_bytes == os.lseek(file_descriptor, 0, os.SEEK_END)
-    queue = FilePath("/sys/block") / block_path(device_path).name / "queue"
+    queue = Path("/sys/block") / block_path(device_path).name / "queue"
     assert device.namespace.lba_bytes == int((queue / "logical_block_size").read_text())
     if device.controller.transfer_bytes_max is not None:
         assert device.transfer_bytes_max <= device.controller.transfer_bytes_max
@@ -97,7 +97,7 @@ def test_the_controller_tells_what_it_is(device_path: FilePath) -> None:
 
 @pytest.mark.parametrize("length_bytes", [1, 4 * KIB, 1 * MIB, 3 * MIB + 5])
 def test_what_was_written_is_where_it_belongs(
-    volume: NvmeVolume, device_path: FilePath, length_bytes: int
+    volume: NvmeVolume, device_path: Path, length_bytes: int
 ) -> None:
     data = noise(length_bytes)
     write(volume, 2 * MIB, data)
@@ -110,9 +110,9 @@ def test_what_was_written_is_where_it_belongs(
 @pytest.mark.parametrize("skew", [0, 1, 2, 4, 64, 511, 4092])
 def test_memory_of_any_alignment_will_do(volume: NvmeVolume, skew: int) -> None:
     data = noise(skew + 700 * KIB)
-    volume.write([Transfer(0, memoryview(data)[skew:])], Path.DIRECT)
+    volume.write([Transfer(0, memoryview(data)[skew:])], IoPath.DIRECT)
     target = bytearray(skew + 700 * KIB)
-    volume.read([Transfer(0, memoryview(target)[skew:])], Path.DIRECT)
+    volume.read([Transfer(0, memoryview(target)[skew:])], IoPath.DIRECT)
     assert target[skew:] == data[skew:]
     assert not any(target[:skew])
 
@@ -127,7 +127,7 @@ def scattered_memory(length_bytes: int) -> memoryview:
     return memory
 
 
-def test_the_largest_command_takes_the_most_scattered_memory(device_path: FilePath) -> None:
+def test_the_largest_command_takes_the_most_scattered_memory(device_path: Path) -> None:
     with contextlib.closing(KernelNvmeDevice(device_path, DEPTH)) as device:
         nsid, lba_bytes = device.namespace.nsid, device.namespace.lba_bytes
         memory = scattered_memory(4 * MIB)
@@ -155,7 +155,7 @@ def test_any_parts_in_any_order_agree_with_plain_memory(volume: NvmeVolume) -> N
                 Transfer(offset, memoryview(target))
                 for (offset, _), target in zip(ranges, targets, strict=True)
             ],
-            Path.DIRECT,
+            IoPath.DIRECT,
         )
         for (offset, length), target in zip(ranges, targets, strict=True):
             assert target == model[offset : offset + length]
@@ -190,7 +190,7 @@ def test_a_discarded_range_may_be_written_again(volume: NvmeVolume) -> None:
     assert volume.extend() == 1
 
 
-def test_the_volume_is_found_again(device_path: FilePath, tmp_path: FilePath) -> None:
+def test_the_volume_is_found_again(device_path: Path, tmp_path: Path) -> None:
     with contextlib.closing(
         open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
     ) as one:
@@ -205,9 +205,7 @@ def test_the_volume_is_found_again(device_path: FilePath, tmp_path: FilePath) ->
         open_nvme_volume(device_path, tmp_path / "other", SEGMENT_BYTES, DEPTH, OFF)
 
 
-def test_a_namespace_that_holds_something_is_refused(
-    device_path: FilePath, tmp_path: FilePath
-) -> None:
+def test_a_namespace_that_holds_something_is_refused(device_path: Path, tmp_path: Path) -> None:
     with block_device(device_path, os.O_RDWR) as file_descriptor:
         os.pwrite(file_descriptor, b"\x53\xef", 1080)  # as ext4 has it
         os.fsync(file_descriptor)
@@ -215,7 +213,7 @@ def test_a_namespace_that_holds_something_is_refused(
         open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
 
 
-def test_a_namespace_in_use_is_refused(device_path: FilePath, tmp_path: FilePath) -> None:
+def test_a_namespace_in_use_is_refused(device_path: Path, tmp_path: Path) -> None:
     """A mounted file system claims its device in the same way."""
     with (
         block_device(device_path, os.O_RDONLY | os.O_EXCL),
@@ -225,7 +223,7 @@ def test_a_namespace_in_use_is_refused(device_path: FilePath, tmp_path: FilePath
 
 
 def test_nobody_mounts_it_while_the_store_has_it(
-    volume: NvmeVolume, device_path: FilePath, tmp_path: FilePath
+    volume: NvmeVolume, device_path: Path, tmp_path: Path
 ) -> None:
     with (
         pytest.raises(OSError, match="busy"),
@@ -236,7 +234,7 @@ def test_nobody_mounts_it_while_the_store_has_it(
         open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, OFF)
 
 
-def test_the_controllers_refusals_arrive_as_errors(device_path: FilePath) -> None:
+def test_the_controllers_refusals_arrive_as_errors(device_path: Path) -> None:
     with contextlib.closing(KernelNvmeDevice(device_path, DEPTH)) as device:
         namespace = device.namespace
         memory = memoryview(bytearray(namespace.lba_bytes))
@@ -257,6 +255,6 @@ def test_the_controllers_refusals_arrive_as_errors(device_path: FilePath) -> Non
         assert [bool(result) for result in results] == [False, True, False] * 3 * DEPTH
 
 
-def test_the_block_device_is_no_character_device(device_path: FilePath, tmp_path: FilePath) -> None:
+def test_the_block_device_is_no_character_device(device_path: Path, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="name the character device"):
         open_nvme_volume(block_path(device_path), tmp_path, SEGMENT_BYTES, DEPTH, OFF)

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path as FilePath
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ from objectcache_storage_server.engines.local.volumes.nvme_volume import (
     NvmeVolume,
     open_nvme_volume,
 )
-from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, Path, Transfer
+from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, IoPath, Transfer
 from tests.contract.engine_suite import BUCKET, content, put, read
 from tests.contract.local_engines import kernel_nvme_engine
 from tests.crash.test_rot import fill, live_ranges
@@ -45,22 +45,22 @@ pytestmark = pytest.mark.skipif(not DEVICES, reason=WHY_NOT)
 
 
 @pytest.fixture(params=DEVICES)
-def device_path(request: pytest.FixtureRequest) -> FilePath:
+def device_path(request: pytest.FixtureRequest) -> Path:
     """A blank namespace."""
-    path = FilePath(request.param)
+    path = Path(request.param)
     wipe(path)
     return path
 
 
 @pytest.fixture
-def volume(device_path: FilePath, tmp_path: FilePath) -> Iterator[NvmeVolume]:
+def volume(device_path: Path, tmp_path: Path) -> Iterator[NvmeVolume]:
     opened = open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, AUTO)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def engine(device_path: FilePath, tmp_path: FilePath) -> Iterator[LocalEngine]:
+def engine(device_path: Path, tmp_path: Path) -> Iterator[LocalEngine]:
     with contextlib.closing(
         kernel_nvme_engine(tmp_path, device_path, page_cache_bytes=8 * MIB)
     ) as opened:
@@ -68,7 +68,7 @@ def engine(device_path: FilePath, tmp_path: FilePath) -> Iterator[LocalEngine]:
         yield opened
 
 
-def someone_else(path: FilePath, seed: int) -> Callable[[], None]:
+def someone_else(path: Path, seed: int) -> Callable[[], None]:
     """Reads through the page cache what it likes, and has neighbours read along."""
     chance = random.Random(seed)
     file_descriptor = os.open(block_path(path), os.O_RDONLY | os.O_CLOEXEC)
@@ -82,18 +82,18 @@ def someone_else(path: FilePath, seed: int) -> Callable[[], None]:
 # --- which block device it is ---
 
 
-def test_the_block_device_is_found_and_said(volume: NvmeVolume, device_path: FilePath) -> None:
-    assert volume.paths == frozenset(Path)
+def test_the_block_device_is_found_and_said(volume: NvmeVolume, device_path: Path) -> None:
+    assert volume.paths == frozenset(IoPath)
     assert volume.cache_path.startswith(f"{block_path(device_path)}, pages known by ")
     print(volume.cache_path)
 
 
-def test_it_may_be_named_also_by_another_name(device_path: FilePath, tmp_path: FilePath) -> None:
+def test_it_may_be_named_also_by_another_name(device_path: Path, tmp_path: Path) -> None:
     link = tmp_path / "by-id"
     link.symlink_to(block_path(device_path))
     opened = open_nvme_volume(device_path, tmp_path, SEGMENT_BYTES, DEPTH, str(link))
     with contextlib.closing(opened):
-        assert opened.paths == frozenset(Path)
+        assert opened.paths == frozenset(IoPath)
         with (
             pytest.raises(OSError, match="busy"),
             block_device(device_path, os.O_RDONLY | os.O_EXCL),
@@ -101,15 +101,15 @@ def test_it_may_be_named_also_by_another_name(device_path: FilePath, tmp_path: F
             pass
 
 
-def test_another_block_device_is_refused_by_name(tmp_path: FilePath) -> None:
-    device = FilePath(DEVICES[0])
+def test_another_block_device_is_refused_by_name(tmp_path: Path) -> None:
+    device = Path(DEVICES[0])
     file = tmp_path / "disk"
     file.write_bytes(b"precious")
     wrong = {
         str(file): "is no block device",
         str(tmp_path / "missing"): "No such file",
     }
-    for other in FilePath("/dev").glob("nvme*n1"):
+    for other in Path("/dev").glob("nvme*n1"):
         if other != block_path(device):
             wrong[str(other)] = f"{other} is {other.name}; the block device of {device} is"
     for name, reason in wrong.items():
@@ -122,16 +122,16 @@ def test_another_block_device_is_refused_by_name(tmp_path: FilePath) -> None:
 
 
 def test_a_stale_page_of_the_kernel_is_dropped_before_it_is_read(
-    volume: NvmeVolume, device_path: FilePath
+    volume: NvmeVolume, device_path: Path
 ) -> None:
     old, new = (random.Random(seed).randbytes(256 * KIB) for seed in (1, 2))
-    volume.write([Transfer(0, memoryview(old))], Path.DIRECT)
+    volume.write([Transfer(0, memoryview(old))], IoPath.DIRECT)
     with block_device(device_path, os.O_RDONLY) as elsewhere:
         assert os.pread(elsewhere, len(old), HEADER_BYTES) == old  # the pages are there
-        volume.write([Transfer(0, memoryview(new))], Path.DIRECT)
+        volume.write([Transfer(0, memoryview(new))], IoPath.DIRECT)
         assert os.pread(elsewhere, len(old), HEADER_BYTES) == old  # and stale
         found = bytearray(len(new))
-        volume.read([Transfer(0, memoryview(found))], Path.PAGE_CACHE)
+        volume.read([Transfer(0, memoryview(found))], IoPath.PAGE_CACHE)
         assert found == new
         assert volume.enter_cache(0, len(new))
         assert os.pread(elsewhere, len(old), HEADER_BYTES) == new
@@ -141,13 +141,13 @@ def test_a_stale_page_of_the_kernel_is_dropped_before_it_is_read(
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_order_of_paths_agrees_with_plain_memory(
-    volume: NvmeVolume, device_path: FilePath, seed: int
+    volume: NvmeVolume, device_path: Path, seed: int
 ) -> None:
     run_model(volume, seed, steps=400, stir=someone_else(device_path, seed))
 
 
 def test_without_invalidation_the_model_finds_stale_pages(
-    volume: NvmeVolume, device_path: FilePath, monkeypatch: pytest.MonkeyPatch
+    volume: NvmeVolume, device_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model can fail on this kernel: here nothing is dropped, and all that enters is fresh."""
     assert volume._block_device is not None
@@ -186,7 +186,7 @@ def rot(engine: LocalEngine, offset_bytes: int) -> None:
 
 @pytest.mark.parametrize("page_cache_bytes", [16 * MIB, 0], ids=["page cache", "direct"])
 def test_rot_on_the_device_is_found_and_takes_nothing_else(
-    device_path: FilePath, tmp_path: FilePath, page_cache_bytes: int
+    device_path: Path, tmp_path: Path, page_cache_bytes: int
 ) -> None:
     chance = random.Random(page_cache_bytes)
     with contextlib.closing(
@@ -213,15 +213,15 @@ def test_rot_on_the_device_is_found_and_takes_nothing_else(
 def bring_into_memory(engine: LocalEngine) -> None:
     """Have the page cache hold the extents of its path, and wait until it does."""
     extents = engine.holdings.extents.used
-    cached = extents[extents["is_used"] & (extents["path"] == Path.PAGE_CACHE)]
+    cached = extents[extents["is_used"] & (extents["path"] == IoPath.PAGE_CACHE)]
     for begin, length in zip(cached["offset_bytes"], cached["length_bytes"], strict=True):
         engine.volume.prefetch(int(begin), int(length))
         memory = memoryview(bytearray(int(length)))
-        engine.volume.read([Transfer(int(begin), memory)], Path.PAGE_CACHE)
+        engine.volume.read([Transfer(int(begin), memory)], IoPath.PAGE_CACHE)
 
 
 def test_a_page_that_is_wrong_is_dropped_and_not_the_object(
-    engine: LocalEngine, device_path: FilePath
+    engine: LocalEngine, device_path: Path
 ) -> None:
     """It came into the cache while the device had other bytes, behind the store's back."""
     data = content("key", 64 * KIB)
@@ -255,15 +255,15 @@ def test_the_planner_moves_extents_between_the_paths(engine: LocalEngine) -> Non
         assert resident_bytes(budget_bytes, 10.0 * number) == budget_bytes
         assert {key: read(engine, key) for key in stored} == stored
         bring_into_memory(engine)
-        hits_before = engine.path_use.counts[Path.PAGE_CACHE].hit_bytes
+        hits_before = engine.path_use.counts[IoPath.PAGE_CACHE].hit_bytes
         assert {key: read(engine, key) for key in stored} == stored
-        found_bytes = engine.path_use.counts[Path.PAGE_CACHE].hit_bytes - hits_before
+        found_bytes = engine.path_use.counts[IoPath.PAGE_CACHE].hit_bytes - hits_before
         assert found_bytes == budget_bytes
     assert engine.status().stale_reads == 0
 
 
 def test_extents_move_under_load_and_every_byte_is_right(
-    engine: LocalEngine, device_path: FilePath
+    engine: LocalEngine, device_path: Path
 ) -> None:
     """Puts, deletes, evictions, moves to and fro, somebody else who reads along, and three readers
     that compare all they get.

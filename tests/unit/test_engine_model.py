@@ -31,7 +31,7 @@ from objectcache_storage_server.engines.base import Engine, OpenObjects, PrefixS
 from objectcache_storage_server.engines.files.engine import FilesEngine
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.upkeep import upkeep_thread
-from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from objectcache_storage_server.engines.open_engine import open_volume
 from objectcache_storage_server.testing import MeteredEngine
@@ -313,8 +313,8 @@ class LocalAgrees(EnginesAgree):
             self.compaction_s += 10.0
             self.local.upkeep.compactor.round(self.compaction_s)
 
-    @rule(path=st.sampled_from(DevicePath), part=st.integers(1, 3))
-    def change_the_path(self, path: DevicePath, part: int) -> None:
+    @rule(path=st.sampled_from(IoPath), part=st.integers(1, 3))
+    def change_the_path(self, path: IoPath, part: int) -> None:
         if path in self.local.volume.paths:
             extents = self.local.holdings.extents.used
             numbers = np.flatnonzero(extents["is_used"])[::part].tolist()

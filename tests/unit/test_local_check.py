@@ -32,7 +32,7 @@ from objectcache_storage_server.engines.local.upkeep.find_misplaced import (
     overlapping_extents,
     unnamed_extents,
 )
-from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 from tests.contract.engine_suite import BUCKET, content, put, read
 from tests.contract.local_engines import SMALL, small_local_engine
 
@@ -338,7 +338,7 @@ def test_the_check_pauses_only_while_others_read(open_engine: Open) -> None:
     pauses_s: list[float] = []
     check_objects(engine.stored, False, lambda _: True, pauses_s.append)
     assert pauses_s == []
-    with engine.path_use.fragment(1, DevicePath.PAGE_CACHE):
+    with engine.path_use.fragment(1, IoPath.PAGE_CACHE):
         check_objects(engine.stored, False, lambda _: True, pauses_s.append)
     assert len(pauses_s) == 3
     assert all(pause_s >= 0 for pause_s in pauses_s)

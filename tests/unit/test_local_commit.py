@@ -26,8 +26,7 @@ from objectcache_storage_server.engines.local.index.lmdb_index import IndexChang
 from objectcache_storage_server.engines.local.puts.writer_space import PutBuffers
 from objectcache_storage_server.engines.local.records import VersionName
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
-from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
-from objectcache_storage_server.engines.local.volumes.volume import Transfer
+from objectcache_storage_server.engines.local.volumes.volume import IoPath, Transfer
 from tests.contract.engine_suite import BUCKET, content, put, read, staged_put
 from tests.contract.local_engines import nvme_local_engine, small_local_engine
 from tests.unit.test_local_check import flip_byte, rewrite, run_check, version_of
@@ -354,17 +353,17 @@ def test_a_put_gathers_each_of_its_extents_in_the_memory_of_the_one_before(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(put_buffer_bytes_max=EXTENT_BYTES, page_cache_bytes=0)
-    if DevicePath.DIRECT not in engine.volume.paths:
+    if IoPath.DIRECT not in engine.volume.paths:
         pytest.skip("the file system has no direct path")
-    write, taken = engine.volume.write, list[DevicePath]()
+    write, taken = engine.volume.write, list[IoPath]()
 
-    def noted(transfers: Sequence[Transfer], path: DevicePath) -> None:
+    def noted(transfers: Sequence[Transfer], path: IoPath) -> None:
         taken.append(path)
         write(transfers, path)
 
     monkeypatch.setattr(engine.volume, "write", noted)
     put_prefix(engine, prefix_keys(12))
-    assert taken == [DevicePath.DIRECT] * 3
+    assert taken == [IoPath.DIRECT] * 3
     for key in prefix_keys(12):
         assert read(engine, key) == content(key, CHUNK_BYTES)
 

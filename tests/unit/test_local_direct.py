@@ -28,7 +28,7 @@ from objectcache_storage_server.engines.local.direct.alignment import (
 from objectcache_storage_server.engines.local.direct.batches import (
     BOUNCE_BYTES,
     Bounce,
-    Piece,
+    DirectPiece,
     ReadBatch,
     Submitter,
     WriteBatch,
@@ -154,12 +154,12 @@ def direct_file(tmp_path: Path, content: bytes) -> Iterator[int]:
 
 def pieces_of(
     file_descriptor: int, memory: memoryview, ranges: Sequence[tuple[int, int]]
-) -> list[Piece]:
+) -> list[DirectPiece]:
     """Pieces that follow one another in `memory`."""
     pieces, done = [], 0
     for offset, length in ranges:
         part = memory[done : done + length]
-        pieces.append(Piece(file_descriptor, offset, address_of(part), part))
+        pieces.append(DirectPiece(file_descriptor, offset, address_of(part), part))
         done += length
     return pieces
 
@@ -303,15 +303,15 @@ class CountingSubmitter(Submitter):
 
     def __init__(self, image: bytearray) -> None:
         self.image = image
-        self.batches: list[list[Piece]] = []
+        self.batches: list[list[DirectPiece]] = []
 
-    def read(self, pieces: Sequence[Piece]) -> None:
+    def read(self, pieces: Sequence[DirectPiece]) -> None:
         self.batches.append(list(pieces))
         for piece in pieces:
             end = piece.offset_bytes + len(piece.memory)
             piece.memory[:] = self.image[piece.offset_bytes : end]
 
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Sequence[DirectPiece]) -> None:
         self.batches.append(list(pieces))
         for piece in pieces:
             end = piece.offset_bytes + len(piece.memory)
@@ -321,7 +321,9 @@ class CountingSubmitter(Submitter):
         pass
 
 
-def assert_aligned(batches: Sequence[Sequence[Piece]], alignment: Alignment, most: int) -> None:
+def assert_aligned(
+    batches: Sequence[Sequence[DirectPiece]], alignment: Alignment, most: int
+) -> None:
     for piece in (piece for batch in batches for piece in batch):
         assert piece.offset_bytes % alignment.offset_bytes == 0
         assert len(piece.memory) % alignment.offset_bytes == 0

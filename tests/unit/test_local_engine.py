@@ -14,7 +14,7 @@ from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.records import BucketPolicy, Condition, Durability, Verification
 from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
-from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 from objectcache_storage_server.engines.open_engine import open_engine as open_any_engine
 from tests.contract.engine_suite import BUCKET, LAYOUT, content, put, read
 from tests.contract.local_engines import small_local_engine
@@ -394,7 +394,7 @@ def test_a_store_of_another_engine_is_refused(tmp_path: Path) -> None:
 
 def test_extents_change_their_path_with_the_budget(open_engine: Open) -> None:
     engine = open_engine(page_cache_bytes=4 * MIB)
-    if DevicePath.DIRECT not in engine.volume.paths:
+    if IoPath.DIRECT not in engine.volume.paths:
         pytest.skip("the file system has no direct path")
     keys = prefix_keys("a", 400)
     put_prefix(engine, keys)

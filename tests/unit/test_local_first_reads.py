@@ -18,8 +18,7 @@ from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.direct import kernel_facts
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes import data_files
-from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, Transfer
-from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
+from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, IoPath, Transfer
 from tests.contract.engine_suite import BUCKET, content, put, read
 from tests.contract.local_engines import small_local_engine
 
@@ -41,7 +40,7 @@ def open_engine(tmp_path: Path) -> Iterator[Open]:
         for engine in engines:
             engine.close()
         engines[:] = [small_local_engine(tmp_path / "data", page_cache_bytes=page_cache_bytes)]
-        if DevicePath.DIRECT not in engines[0].volume.paths:
+        if IoPath.DIRECT not in engines[0].volume.paths:
             pytest.skip("the file system has no direct path")
         engines[0].upkeep.close()
         if not engines[0].buckets():
@@ -57,18 +56,18 @@ class WatchedVolume:
     """Notes what the volume of an engine is asked for."""
 
     def __init__(self, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reads: list[DevicePath] = []
-        self.written: list[tuple[DevicePath, Transfer]] = []
+        self.reads: list[IoPath] = []
+        self.written: list[tuple[IoPath, Transfer]] = []
         self.prefetched_bytes = self.asked = 0
         volume = engine.volume
         read, write = volume.read, volume.write
         prefetch, read_resident = volume.prefetch, volume.read_resident
 
-        def noted_read(transfers: Sequence[Transfer], path: DevicePath) -> int:
+        def noted_read(transfers: Sequence[Transfer], path: IoPath) -> int:
             self.reads.append(path)
             return read(transfers, path)
 
-        def noted_write(transfers: Sequence[Transfer], path: DevicePath) -> None:
+        def noted_write(transfers: Sequence[Transfer], path: IoPath) -> None:
             self.written += [(path, transfer) for transfer in transfers]
             write(transfers, path)
 
@@ -85,7 +84,7 @@ class WatchedVolume:
         monkeypatch.setattr(volume, "prefetch", noted_prefetch)
         monkeypatch.setattr(volume, "read_resident", noted_read_resident)
 
-    def paths_written(self) -> set[DevicePath]:
+    def paths_written(self) -> set[IoPath]:
         return {path for path, _ in self.written}
 
 
@@ -165,11 +164,11 @@ def test_what_is_put_beyond_the_budget_goes_past_the_page_cache(
     engine = open_engine(page_cache_bytes=EXTENT_BYTES)
     volume = WatchedVolume(engine, monkeypatch)
     put_prefix(engine, "fits", 4, layerwise=layerwise)
-    assert volume.paths_written() == {DevicePath.PAGE_CACHE}
+    assert volume.paths_written() == {IoPath.PAGE_CACHE}
     volume.written.clear()
     keys = put_prefix(engine, "beyond", 4, layerwise=layerwise)
     put(engine, "large", content("large", MIB))
-    assert volume.paths_written() == {DevicePath.DIRECT}
+    assert volume.paths_written() == {IoPath.DIRECT}
     assert_stored(engine, keys)
     assert page_cache(engine).extent_bytes == EXTENT_BYTES
 
@@ -180,7 +179,7 @@ def test_rows_that_end_within_a_block_are_written_with_it(
     engine = open_engine()
     volume = WatchedVolume(engine, monkeypatch)
     keys = put_prefix(engine, "odd", 3, layerwise=True, slice_bytes=1000)
-    assert volume.paths_written() == {DevicePath.PAGE_CACHE}
+    assert volume.paths_written() == {IoPath.PAGE_CACHE}
     for _, (offset_bytes, memory) in volume.written:
         assert offset_bytes % BLOCK_BYTES == len(memory) % BLOCK_BYTES == 0
     assert_stored(engine, keys, LAYERS * 1000)
@@ -215,7 +214,7 @@ def test_after_a_restart_all_is_read_directly_and_is_in_memory_soon_after(
     forget(engine)
     volume = WatchedVolume(engine, monkeypatch)
     assert_stored(engine, keys)
-    assert set(volume.reads) == {DevicePath.DIRECT}
+    assert set(volume.reads) == {IoPath.DIRECT}
     assert volume.asked == 2  # a block of each extent, once for all reads of the opening
     counts = page_cache(engine)
     assert (counts.read_bytes, counts.hit_bytes) == (8 * CHUNK_BYTES, 0)
@@ -250,7 +249,7 @@ def test_an_extent_that_lacks_a_piece_is_not_asked_for_another(
     volume = WatchedVolume(engine, monkeypatch)
     assert_stored(engine, keys)
     assert volume.asked == 2
-    assert set(volume.reads) == {DevicePath.DIRECT}
+    assert set(volume.reads) == {IoPath.DIRECT}
     bring_in(engine)
     volume.reads.clear()
     assert_stored(engine, keys)
@@ -270,7 +269,7 @@ def test_nothing_is_brought_into_memory_beside_a_reader(
     first_bytes = volume.prefetched_bytes
     forget(engine)
     assert_stored(engine, keys)
-    with engine.path_use.fragment(1, DevicePath.DIRECT):
+    with engine.path_use.fragment(1, IoPath.DIRECT):
         engine.upkeep.round(now_s=BUSY_S)
         assert volume.prefetched_bytes == first_bytes == 4 * EXTENT_BYTES
         engine.upkeep.round(now_s=BUSY_S + 2)  # they never leave: one extent now and then
@@ -299,10 +298,10 @@ def test_what_enters_the_budget_is_read_directly_until_it_was_brought_in(
     engine = open_engine(page_cache_bytes=0)
     assert_stored(engine, keys)
     numbers = [0, 1]
-    engine.holdings.set_paths(numbers, DevicePath.PAGE_CACHE)
+    engine.holdings.set_paths(numbers, IoPath.PAGE_CACHE)
     volume = WatchedVolume(engine, monkeypatch)
     assert_stored(engine, keys)
-    assert set(volume.reads) == {DevicePath.DIRECT}
+    assert set(volume.reads) == {IoPath.DIRECT}
     assert page_cache(engine).read_bytes == 8 * CHUNK_BYTES
 
 

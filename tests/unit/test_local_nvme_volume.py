@@ -7,7 +7,7 @@ import random
 import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path as FilePath
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ from objectcache_storage_server.engines.local.volumes.nvme_volume import (
     NvmeVolume,
     open_nvme_volume,
 )
-from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, Path, Transfer
+from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, IoPath, Transfer
 from tests.unit.emulated_nvme import (
     CAPACITY_EXCEEDED,
     DATASET_MANAGEMENT,
@@ -55,7 +55,7 @@ def device(request: pytest.FixtureRequest) -> EmulatedNvme:
 
 
 @pytest.fixture
-def volume(device: EmulatedNvme, tmp_path: FilePath) -> Iterator[NvmeVolume]:
+def volume(device: EmulatedNvme, tmp_path: Path) -> Iterator[NvmeVolume]:
     opened = NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     device.executed.clear()
     yield opened
@@ -63,12 +63,12 @@ def volume(device: EmulatedNvme, tmp_path: FilePath) -> Iterator[NvmeVolume]:
 
 
 def write(volume: NvmeVolume, offset_bytes: int, data: bytes) -> None:
-    volume.write([Transfer(offset_bytes, memoryview(data))], Path.DIRECT)
+    volume.write([Transfer(offset_bytes, memoryview(data))], IoPath.DIRECT)
 
 
 def read(volume: NvmeVolume, offset_bytes: int, length_bytes: int) -> bytes:
     data = bytearray(length_bytes)
-    assert volume.read([Transfer(offset_bytes, memoryview(data))], Path.DIRECT) == 0
+    assert volume.read([Transfer(offset_bytes, memoryview(data))], IoPath.DIRECT) == 0
     return bytes(data)
 
 
@@ -109,12 +109,13 @@ def test_the_volume_lies_behind_the_superblock(volume: NvmeVolume, device: Emula
 def test_many_transfers_go_to_the_device_at_once(volume: NvmeVolume) -> None:
     rows = [noise(64 * KIB, seed) for seed in range(8)]
     volume.write(
-        [Transfer(index * 64 * KIB, memoryview(row)) for index, row in enumerate(rows)], Path.DIRECT
+        [Transfer(index * 64 * KIB, memoryview(row)) for index, row in enumerate(rows)],
+        IoPath.DIRECT,
     )
     targets = [bytearray(64 * KIB) for _ in rows]
     volume.read(
         [Transfer(index * 64 * KIB, memoryview(each)) for index, each in enumerate(targets)],
-        Path.DIRECT,
+        IoPath.DIRECT,
     )
     assert targets == rows
 
@@ -144,14 +145,14 @@ def test_any_sequence_of_operations_agrees_with_plain_memory(
         deallocate_limits=DeallocateLimits(2, 100, 150),
     )
     with tempfile.TemporaryDirectory() as folder:
-        volume = NvmeVolume(device, FilePath(folder), SEGMENT_BYTES)
+        volume = NvmeVolume(device, Path(folder), SEGMENT_BYTES)
         model, known = bytearray(MODEL_BYTES), bytearray(b"\1") * (MODEL_BYTES)
         for number, (action, offset, wanted) in enumerate(steps):
             length = min(wanted, MODEL_BYTES - offset)
             if action == "write":
                 begin = offset - offset % BLOCK_BYTES
                 data = noise(skew + length, seed + number)
-                volume.write([Transfer(begin, memoryview(data)[skew:])], Path.DIRECT)
+                volume.write([Transfer(begin, memoryview(data)[skew:])], IoPath.DIRECT)
                 padded = length + -length % BLOCK_BYTES
                 model[begin : begin + padded] = data[skew:].ljust(padded, b"\0")
                 known[begin : begin + padded] = b"\1" * padded
@@ -162,7 +163,7 @@ def test_any_sequence_of_operations_agrees_with_plain_memory(
                 volume.flush([(offset, length)])
             else:
                 target = bytearray(skew + length)
-                volume.read([Transfer(offset, memoryview(target)[skew:])], Path.DIRECT)
+                volume.read([Transfer(offset, memoryview(target)[skew:])], IoPath.DIRECT)
                 compare(bytes(target[skew:]), model, known, offset)
         compare(read(volume, 0, MODEL_BYTES), model, known, 0)
 
@@ -193,7 +194,7 @@ def test_threads_read_and_write_their_own_ranges_at_once(volume: NvmeVolume) -> 
     assert not failures
 
 
-def test_a_large_range_takes_as_few_commands_as_the_controller_allows(tmp_path: FilePath) -> None:
+def test_a_large_range_takes_as_few_commands_as_the_controller_allows(tmp_path: Path) -> None:
     device = EmulatedNvme(lba_bytes=512, transfer_bytes_max=128 * KIB)
     volume = NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     device.executed.clear()
@@ -233,7 +234,7 @@ def test_a_discard_deallocates_whole_blocks_alone(volume: NvmeVolume, device: Em
     assert found == data[: 2 * BLOCK_BYTES] + gone + data[4 * BLOCK_BYTES :]
 
 
-def test_a_controller_without_deallocate_is_not_asked(tmp_path: FilePath) -> None:
+def test_a_controller_without_deallocate_is_not_asked(tmp_path: Path) -> None:
     device = EmulatedNvme(has_deallocate=False)
     volume = NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     volume.discard(0, 1 * MIB)
@@ -244,7 +245,7 @@ def test_a_controller_without_deallocate_is_not_asked(tmp_path: FilePath) -> Non
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_was_flushed_survives_a_power_loss(tmp_path: FilePath, seed: int) -> None:
+def test_what_was_flushed_survives_a_power_loss(tmp_path: Path, seed: int) -> None:
     device = EmulatedNvme()
     volume = NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     data = noise(500 * KIB, seed)
@@ -257,7 +258,7 @@ def test_what_was_flushed_survives_a_power_loss(tmp_path: FilePath, seed: int) -
     assert read(again, 2 * MIB, len(data)) != data, f"seed {seed}: nothing was volatile"
 
 
-def test_a_controller_without_write_cache_needs_no_flush(tmp_path: FilePath) -> None:
+def test_a_controller_without_write_cache_needs_no_flush(tmp_path: Path) -> None:
     device = EmulatedNvme(has_write_cache=False)
     volume = NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     write(volume, 0, b"x")
@@ -333,7 +334,7 @@ def test_a_range_beyond_the_volume_is_an_io_error(volume: NvmeVolume) -> None:
         volume.discard(7 * MIB, 1 * MIB)
 
 
-def test_a_closed_volume_refuses(device: EmulatedNvme, tmp_path: FilePath) -> None:
+def test_a_closed_volume_refuses(device: EmulatedNvme, tmp_path: Path) -> None:
     volume = NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     volume.close()
     for action in (
@@ -359,7 +360,7 @@ def test_a_deallocation_that_fails_is_no_error(
 
 
 def test_a_blank_namespace_is_formatted_and_opened_again(
-    device: EmulatedNvme, tmp_path: FilePath
+    device: EmulatedNvme, tmp_path: Path
 ) -> None:
     first = NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     write(first, 0, b"kept")
@@ -370,7 +371,7 @@ def test_a_blank_namespace_is_formatted_and_opened_again(
 
 @pytest.mark.parametrize("where", [0, 510, 1080, 65_600, 1 * MIB - 1, -1, -512, -1 * MIB])
 def test_a_namespace_that_holds_something_is_refused_and_left_alone(
-    device: EmulatedNvme, tmp_path: FilePath, where: int
+    device: EmulatedNvme, tmp_path: Path, where: int
 ) -> None:
     device.blocks[where] = 0x53
     before = bytes(device.blocks)
@@ -380,7 +381,7 @@ def test_a_namespace_that_holds_something_is_refused_and_left_alone(
     assert not list(tmp_path.iterdir())
 
 
-def test_another_stores_namespace_is_refused(device: EmulatedNvme, tmp_path: FilePath) -> None:
+def test_another_stores_namespace_is_refused(device: EmulatedNvme, tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
     NvmeVolume(device, tmp_path / "one", SEGMENT_BYTES)
@@ -394,7 +395,7 @@ def test_another_stores_namespace_is_refused(device: EmulatedNvme, tmp_path: Fil
 
 
 def test_a_store_whose_namespace_was_erased_is_refused(
-    device: EmulatedNvme, tmp_path: FilePath
+    device: EmulatedNvme, tmp_path: Path
 ) -> None:
     NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     device.blocks[:] = bytes(len(device.blocks))
@@ -403,7 +404,7 @@ def test_a_store_whose_namespace_was_erased_is_refused(
 
 
 def test_a_crash_before_the_superblock_is_written_is_no_erased_namespace(
-    device: EmulatedNvme, tmp_path: FilePath
+    device: EmulatedNvme, tmp_path: Path
 ) -> None:
     fail(device, WRITE, UNRECOVERED_READ_ERROR, 1)
     with pytest.raises(Unavailable):
@@ -414,7 +415,7 @@ def test_a_crash_before_the_superblock_is_written_is_no_erased_namespace(
 
 
 def test_a_crash_after_the_superblock_is_written_opens(
-    device: EmulatedNvme, tmp_path: FilePath
+    device: EmulatedNvme, tmp_path: Path
 ) -> None:
     write(NvmeVolume(device, tmp_path, SEGMENT_BYTES), 0, b"kept")
     (tmp_path / FINISHED_NAME).rename(tmp_path / BEGUN_NAME)
@@ -423,7 +424,7 @@ def test_a_crash_after_the_superblock_is_written_opens(
 
 
 def test_a_superblock_whose_flush_failed_is_written_again(
-    device: EmulatedNvme, tmp_path: FilePath
+    device: EmulatedNvme, tmp_path: Path
 ) -> None:
     fail(device, FLUSH, UNRECOVERED_READ_ERROR, 1)
     with pytest.raises(Unavailable):
@@ -436,23 +437,21 @@ def test_a_superblock_whose_flush_failed_is_written_again(
     NvmeVolume(device, tmp_path, SEGMENT_BYTES)
 
 
-def test_a_damaged_superblock_is_refused(device: EmulatedNvme, tmp_path: FilePath) -> None:
+def test_a_damaged_superblock_is_refused(device: EmulatedNvme, tmp_path: Path) -> None:
     NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     device.blocks[30] ^= 1
     with pytest.raises(Unavailable, match="superblock is damaged"):
         NvmeVolume(device, tmp_path, SEGMENT_BYTES)
 
 
-def test_a_superblock_of_another_version_is_refused(
-    device: EmulatedNvme, tmp_path: FilePath
-) -> None:
+def test_a_superblock_of_another_version_is_refused(device: EmulatedNvme, tmp_path: Path) -> None:
     NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     device.blocks[16] = 9
     with pytest.raises(Unavailable, match="format 9, not 1"):
         NvmeVolume(device, tmp_path, SEGMENT_BYTES)
 
 
-def test_a_namespace_that_shrank_is_refused(tmp_path: FilePath) -> None:
+def test_a_namespace_that_shrank_is_refused(tmp_path: Path) -> None:
     device = EmulatedNvme()
     NvmeVolume(device, tmp_path, SEGMENT_BYTES)
     smaller = EmulatedNvme(4 * MIB)
@@ -462,13 +461,13 @@ def test_a_namespace_that_shrank_is_refused(tmp_path: FilePath) -> None:
 
 
 @pytest.mark.parametrize("capacity_bytes", [1 * MIB, 4 * MIB])
-def test_a_namespace_below_a_segment_is_refused(tmp_path: FilePath, capacity_bytes: int) -> None:
+def test_a_namespace_below_a_segment_is_refused(tmp_path: Path, capacity_bytes: int) -> None:
     with pytest.raises(Unavailable, match=f"{capacity_bytes} bytes"):
         NvmeVolume(EmulatedNvme(capacity_bytes), tmp_path, 4 * MIB)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_store_id_that_is_none_is_refused(device: EmulatedNvme, tmp_path: FilePath) -> None:
+def test_a_store_id_that_is_none_is_refused(device: EmulatedNvme, tmp_path: Path) -> None:
     (tmp_path / FINISHED_NAME).write_text("abcd")
     with pytest.raises(Unavailable, match="no store id"):
         NvmeVolume(device, tmp_path, SEGMENT_BYTES)
@@ -484,12 +483,12 @@ def test_a_superblock_survives_being_written(store_id: bytes, number: int) -> No
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/etc/passwd", "/dev/ng99n1"])
-def test_what_is_no_namespace_is_refused_with_a_remedy(tmp_path: FilePath, path: str) -> None:
+def test_what_is_no_namespace_is_refused_with_a_remedy(tmp_path: Path, path: str) -> None:
     with pytest.raises(Unavailable, match="cannot be opened"):
-        open_nvme_volume(FilePath(path), tmp_path, SEGMENT_BYTES, depth=8)
+        open_nvme_volume(Path(path), tmp_path, SEGMENT_BYTES, depth=8)
 
 
 def test_the_volume_says_how_it_reaches_the_device(volume: NvmeVolume) -> None:
     assert volume.device_path.startswith("nvme: commands of at most")
     assert "7 of 1048576 bytes" in repr(volume)
-    assert volume.paths == {Path.DIRECT}
+    assert volume.paths == {IoPath.DIRECT}

@@ -9,7 +9,7 @@ from objectcache_storage_server.engines.local.reads.path_use import QUIET_S, Pat
 from objectcache_storage_server.engines.local.upkeep.upkeep_thread import joined
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
-    Path,
+    IoPath,
     Transfer,
     Volume,
 )
@@ -21,12 +21,12 @@ class HalfResidentVolume(Volume):
     segment_bytes = 1 << 20
     device_path = "none"
 
-    def __init__(self, resident_bytes: int, paths: frozenset[Path]) -> None:
+    def __init__(self, resident_bytes: int, paths: frozenset[IoPath]) -> None:
         self.paths = paths
         self.resident_bytes = resident_bytes
-        self.asked: list[tuple[Path, int]] = []
+        self.asked: list[tuple[IoPath, int]] = []
 
-    def read(self, transfers: Sequence[Transfer], path: Path) -> int:
+    def read(self, transfers: Sequence[Transfer], path: IoPath) -> int:
         for offset_bytes, memory in transfers:
             self.asked.append((path, offset_bytes))
             self._fill(offset_bytes, memory)
@@ -53,7 +53,7 @@ class HalfResidentVolume(Volume):
     def room_bytes(self) -> int:
         return 0
 
-    def write(self, transfers: Sequence[Transfer], path: Path) -> None:
+    def write(self, transfers: Sequence[Transfer], path: IoPath) -> None:
         raise NotImplementedError
 
     def flush(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -74,48 +74,48 @@ def transfer(offset_bytes: int, length_bytes: int = 100) -> Transfer:
 
 
 def test_what_is_resident_counts_as_a_hit() -> None:
-    use = PathUse(HalfResidentVolume(1000, frozenset(Path)), "auto")
+    use = PathUse(HalfResidentVolume(1000, frozenset(IoPath)), "auto")
     assert use.read_resident(transfer(0))
     assert not use.read_resident(transfer(950))
-    counts = use.counts[Path.PAGE_CACHE]
+    counts = use.counts[IoPath.PAGE_CACHE]
     assert (counts.read_bytes, counts.hit_bytes) == (100, 100)
 
 
 def test_what_is_missing_is_read_past_the_page_cache() -> None:
-    volume = HalfResidentVolume(0, frozenset(Path))
+    volume = HalfResidentVolume(0, frozenset(IoPath))
     use = PathUse(volume, "auto")
     use.read_missing([transfer(3000), transfer(1000), transfer(2000)])
-    assert volume.asked == [(Path.DIRECT, 3000), (Path.DIRECT, 1000), (Path.DIRECT, 2000)]
-    counts = use.counts[Path.PAGE_CACHE]
+    assert volume.asked == [(IoPath.DIRECT, 3000), (IoPath.DIRECT, 1000), (IoPath.DIRECT, 2000)]
+    counts = use.counts[IoPath.PAGE_CACHE]
     assert (counts.read_bytes, counts.hit_bytes) == (300, 0)
 
 
 def test_without_a_direct_path_the_page_cache_reads_what_it_lacks() -> None:
-    volume = HalfResidentVolume(0, frozenset({Path.PAGE_CACHE}))
+    volume = HalfResidentVolume(0, frozenset({IoPath.PAGE_CACHE}))
     use = PathUse(volume, "auto")
     use.read_missing([transfer(500)])
-    assert volume.asked == [(Path.PAGE_CACHE, 500)]
+    assert volume.asked == [(IoPath.PAGE_CACHE, 500)]
     assert not use.has_direct
 
 
 def test_a_direct_read_of_what_belongs_in_memory_counts_as_a_miss_of_the_page_cache() -> None:
-    use = PathUse(HalfResidentVolume(0, frozenset(Path)), "auto")
-    use.read([transfer(0), transfer(5000)], Path.DIRECT, cold_bytes=100)
-    assert use.counts[Path.PAGE_CACHE].read_bytes == 100
-    assert use.counts[Path.PAGE_CACHE].hit_bytes == 0
-    assert use.counts[Path.DIRECT].read_bytes == 100
+    use = PathUse(HalfResidentVolume(0, frozenset(IoPath)), "auto")
+    use.read([transfer(0), transfer(5000)], IoPath.DIRECT, cold_bytes=100)
+    assert use.counts[IoPath.PAGE_CACHE].read_bytes == 100
+    assert use.counts[IoPath.PAGE_CACHE].hit_bytes == 0
+    assert use.counts[IoPath.DIRECT].read_bytes == 100
 
 
 def test_an_extent_of_which_a_quarter_is_missing_does_not_seem_resident() -> None:
     extent_bytes = 64 * BLOCK_BYTES
-    use = PathUse(HalfResidentVolume(extent_bytes, frozenset(Path)), "auto")
+    use = PathUse(HalfResidentVolume(extent_bytes, frozenset(IoPath)), "auto")
     assert use.seems_resident(0, extent_bytes)
     assert use.seems_resident(extent_bytes - BLOCK_BYTES, BLOCK_BYTES)
     assert not use.seems_resident(16 * BLOCK_BYTES, extent_bytes)
 
 
 def test_missing_extents_come_in_the_order_in_which_they_were_wanted_each_once() -> None:
-    use = PathUse(HalfResidentVolume(0, frozenset(Path)), "auto")
+    use = PathUse(HalfResidentVolume(0, frozenset(IoPath)), "auto")
     for extent in (5, 3, 5, 9):
         use.want_resident(extent)
     assert use.missing_count == 3
@@ -123,14 +123,14 @@ def test_missing_extents_come_in_the_order_in_which_they_were_wanted_each_once()
 
 
 def test_the_device_is_quiet_a_while_after_its_last_reader() -> None:
-    use = PathUse(HalfResidentVolume(0, frozenset(Path)), "auto")
+    use = PathUse(HalfResidentVolume(0, frozenset(IoPath)), "auto")
     assert use.is_quiet(time.monotonic())
     begun_s = time.monotonic()
-    use.read([transfer(0)], Path.DIRECT)
+    use.read([transfer(0)], IoPath.DIRECT)
     assert not use.is_quiet(begun_s)
     later_s = time.monotonic() + QUIET_S
     assert use.is_quiet(later_s)
-    with use.fragment(100, Path.DIRECT):
+    with use.fragment(100, IoPath.DIRECT):
         assert not use.is_quiet(later_s)
 
 

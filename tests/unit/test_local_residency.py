@@ -15,14 +15,14 @@ from objectcache_schemas.limits import MIB
 from objectcache_storage_server.engines.local.residency import planner
 from objectcache_storage_server.engines.local.residency.planner import HEAT_HALF_LIFE_S, replan
 from objectcache_storage_server.engines.local.space.dense_tables import EXTENT_COLUMNS
-from objectcache_storage_server.engines.local.volumes.volume import Path
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 
 
 @dataclass(frozen=True)
 class Row:
     """What the planner reads of an extent."""
 
-    path: Path
+    path: IoPath
     heat: float
     length_bytes: int = 10
     readers: int = 0
@@ -40,11 +40,11 @@ def table(*rows: Row) -> npt.NDArray[np.void]:
 
 
 def resident(heat: float, length_bytes: int = 10, *, readers: int = 0) -> Row:
-    return Row(Path.PAGE_CACHE, heat, length_bytes, readers)
+    return Row(IoPath.PAGE_CACHE, heat, length_bytes, readers)
 
 
 def direct(heat: float, length_bytes: int = 10) -> Row:
-    return Row(Path.DIRECT, heat, length_bytes)
+    return Row(IoPath.DIRECT, heat, length_bytes)
 
 
 def moves(extents: npt.NDArray[np.void], budget_bytes: int, moves_max: int = 8) -> object:
@@ -54,7 +54,7 @@ def moves(extents: npt.NDArray[np.void], budget_bytes: int, moves_max: int = 8) 
 
 rows = st.builds(
     Row,
-    path=st.sampled_from(Path),
+    path=st.sampled_from(IoPath),
     heat=st.floats(0, 64, width=32),
     length_bytes=st.integers(1, 40),
     readers=st.integers(0, 1),
@@ -122,7 +122,7 @@ def test_replacements_are_a_few_at_a_time() -> None:
 
 
 def test_heat_counts_how_often_the_bytes_of_an_extent_are_read() -> None:
-    extents = table(Row(Path.DIRECT, 0, slots=4), Row(Path.DIRECT, 0, slots=1))
+    extents = table(Row(IoPath.DIRECT, 0, slots=4), Row(IoPath.DIRECT, 0, slots=1))
     planner.count_reads(extents, [0, 0, 0, 0, 1, 0])
     assert extents["heat"].tolist() == [1.25, 1.0]
 
@@ -143,8 +143,8 @@ def test_a_plan_keeps_the_budget_and_touches_live_extents_only(
     moved = np.concatenate([plan.to_direct, plan.to_page_cache])
     assert len(set(moved.tolist())) == len(moved)
     assert (extents["is_used"][moved] & ~extents["is_freed"][moved]).all()
-    assert (extents["path"][plan.to_direct] == Path.PAGE_CACHE).all()
-    assert (extents["path"][plan.to_page_cache] == Path.DIRECT).all()
+    assert (extents["path"][plan.to_direct] == IoPath.PAGE_CACHE).all()
+    assert (extents["path"][plan.to_page_cache] == IoPath.DIRECT).all()
     if len(plan.to_direct) and before_bytes <= budget_bytes:
         assert len(plan.to_page_cache) <= moves_max
     apply(extents, plan)
@@ -163,8 +163,8 @@ def test_with_constant_heat_plans_come_to_rest(drawn: list[Row], budget_bytes: i
 
 
 def apply(extents: npt.NDArray[np.void], plan: planner.Replan) -> None:
-    extents["path"][plan.to_direct] = Path.DIRECT
-    extents["path"][plan.to_page_cache] = Path.PAGE_CACHE
+    extents["path"][plan.to_direct] = IoPath.DIRECT
+    extents["path"][plan.to_page_cache] = IoPath.PAGE_CACHE
 
 
 # --- simulations: extents of one size are read whole, a plan is made now and then -----------------
@@ -176,12 +176,12 @@ class Store:
     def __init__(self, count: int, resident_max: int) -> None:
         self.budget_bytes = resident_max * MIB
         self.extents = table(*[direct(0, MIB)] * count)
-        self.extents["path"][:resident_max] = Path.PAGE_CACHE
+        self.extents["path"][:resident_max] = IoPath.PAGE_CACHE
         self.hits = 0
         self.moves = 0
 
     def read(self, number: int) -> None:
-        self.hits += int(self.extents["path"][number] == Path.PAGE_CACHE)
+        self.hits += int(self.extents["path"][number] == IoPath.PAGE_CACHE)
         planner.count_reads(self.extents, [number])
 
     def upkeep(self, elapsed_s: float) -> None:
@@ -251,4 +251,6 @@ def test_the_resident_part_follows_when_others_become_hot() -> None:
             for number in range(base, base + 10):
                 store.read(number)
             store.upkeep(30.0)
-    assert np.flatnonzero(store.extents["path"] == Path.PAGE_CACHE).tolist() == list(range(20, 30))
+    assert np.flatnonzero(store.extents["path"] == IoPath.PAGE_CACHE).tolist() == list(
+        range(20, 30)
+    )

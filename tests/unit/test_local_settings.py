@@ -15,7 +15,7 @@ from objectcache_schemas.records import ObjectAttributes
 from objectcache_storage_server.engines.base import StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.upkeep.move_chunks import Compactor
-from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 from tests.contract.engine_suite import BUCKET, LAYOUT, content, put, read, staged_put
 from tests.contract.local_engines import small_local_engine
 
@@ -110,7 +110,7 @@ def test_bytes_are_the_same_at_any_direct_depth(
     store: Store, direct_io: str, direct_depth: int
 ) -> None:
     engine = store.open(page_cache_bytes=0, direct_io=direct_io, direct_depth=direct_depth)
-    if DevicePath.DIRECT not in engine.volume.paths:
+    if IoPath.DIRECT not in engine.volume.paths:
         pytest.skip("the file system has no direct path")
     data = content("large", 3 * MIB + 123)
     staged = engine.stage(BUCKET.name, "large", 64 * KIB)

@@ -22,8 +22,7 @@ from objectcache_storage_server.engines.local.puts.writer_space import PutBuffer
 from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
 from objectcache_storage_server.engines.local.volumes.nvme_volume import NvmeVolume
-from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
-from objectcache_storage_server.engines.local.volumes.volume import Transfer, Volume
+from objectcache_storage_server.engines.local.volumes.volume import IoPath, Transfer, Volume
 from tests.contract.engine_suite import BUCKET, content, read
 from tests.contract.local_engines import nvme_local_engine, small_local_engine
 from tests.unit.emulated_nvme import EmulatedNvme
@@ -157,7 +156,7 @@ def test_a_put_without_a_buffer_goes_through_the_page_cache_and_is_read_past_it(
         engine.commit(puts, Condition(immutable=True))
     for name in ("buffered", "unbuffered"):
         assert_stored(engine, name, slice_bytes)
-    if DevicePath.DIRECT in engine.volume.paths:
+    if IoPath.DIRECT in engine.volume.paths:
         assert {path.name: path.extent_bytes for path in engine.status().paths} == {
             "page_cache": 0,
             "direct": 2 * extent_bytes,
@@ -221,7 +220,7 @@ def test_only_extents_that_come_in_pieces_of_short_slices_or_go_past_the_cache_a
         extent_bytes_max=1 * MIB,
         put_buffer_bytes_max=8 * MIB,
     )
-    if page_cache_bytes == 0 and DevicePath.DIRECT not in engine.volume.paths:
+    if page_cache_bytes == 0 and IoPath.DIRECT not in engine.volume.paths:
         pytest.skip("this file system has no direct path")
     opened.append(engine)
     engine.create_bucket(BUCKET)

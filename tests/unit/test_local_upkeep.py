@@ -22,7 +22,7 @@ from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.upkeep import upkeep_thread
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
 from objectcache_storage_server.engines.local.volumes.nvme_volume import NvmeVolume
-from objectcache_storage_server.engines.local.volumes.volume import Path as DevicePath
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 from tests.contract.engine_suite import BUCKET, LAYOUT, content, put, read
 from tests.contract.local_engines import nvme_local_engine, small_local_engine
 from tests.unit.emulated_nvme import CAPACITY_EXCEEDED, DATASET_MANAGEMENT, EmulatedNvme
@@ -74,7 +74,7 @@ def put_chunks(engine: LocalEngine, keys: Sequence[str]) -> None:
 
 
 def take(holdings: Holdings, length_bytes: int) -> int:
-    number = holdings.allocate(length_bytes, DevicePath.DIRECT, None)
+    number = holdings.allocate(length_bytes, IoPath.DIRECT, None)
     assert number is not None
     return number
 
@@ -184,13 +184,13 @@ def test_a_namespace_keeps_all_of_its_segments(tmp_path: Path) -> None:
 def test_extents_that_change_their_path_are_told_and_counted(holdings: Holdings) -> None:
     numbers = [take(holdings, 4096 * (1 + index)) for index in range(4)]
     kept, freed, resident, gone = numbers
-    assert holdings.set_paths([resident], DevicePath.PAGE_CACHE) == [(12288, 12288)]
+    assert holdings.set_paths([resident], IoPath.PAGE_CACHE) == [(12288, 12288)]
     holdings.extents.rows["is_freed"][freed] = True
     holdings.end_writing(gone, keep=False)
-    changed = holdings.set_paths(np.array(numbers), DevicePath.PAGE_CACHE)
+    changed = holdings.set_paths(np.array(numbers), IoPath.PAGE_CACHE)
     assert changed == [(0, 4096)]
     assert holdings.resident_bytes == 4096 + 12288
-    assert len(holdings.set_paths([kept, resident], DevicePath.DIRECT)) == 2
+    assert len(holdings.set_paths([kept, resident], IoPath.DIRECT)) == 2
     assert holdings.resident_bytes == 0
 
 

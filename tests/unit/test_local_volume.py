@@ -12,7 +12,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path as FilePath
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,25 +23,25 @@ from objectcache_schemas.limits import KIB, MIB
 from objectcache_storage_server.engines.local.direct import ring as ring_module
 from objectcache_storage_server.engines.local.volumes import data_files
 from objectcache_storage_server.engines.local.volumes.data_files import DataFiles
-from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, Path, Transfer
+from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, IoPath, Transfer
 
 SEGMENT_BYTES = 4 * MIB
 VOLUME_BYTES = 2 * SEGMENT_BYTES
 
 
 def open_volume(
-    folder: FilePath, direct_io: str = "auto", *, capacity_bytes: int = 0, reserve_bytes: int = 0
+    folder: Path, direct_io: str = "auto", *, capacity_bytes: int = 0, reserve_bytes: int = 0
 ) -> DataFiles:
     return DataFiles(folder, SEGMENT_BYTES, capacity_bytes, reserve_bytes, direct_io, depth=8)
 
 
 @pytest.fixture(params=["io_uring", "threads"])
-def volume(request: pytest.FixtureRequest, tmp_path: FilePath) -> Iterator[DataFiles]:
+def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DataFiles]:
     try:
         made = open_volume(tmp_path / "data", request.param)
     except OSError as error:
         pytest.skip(f"io_uring is not allowed here: {error}")
-    if Path.DIRECT not in made.paths:
+    if IoPath.DIRECT not in made.paths:
         made.close()
         pytest.skip("no direct path on this file system")
     yield made
@@ -54,7 +54,7 @@ def filled(volume: DataFiles) -> tuple[DataFiles, bytes]:
     content = random.Random(11).randbytes(VOLUME_BYTES)
     volume.extend()
     volume.extend()
-    volume.write([Transfer(0, memoryview(content))], Path.PAGE_CACHE)
+    volume.write([Transfer(0, memoryview(content))], IoPath.PAGE_CACHE)
     return volume, content
 
 
@@ -64,13 +64,13 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def read(volume: DataFiles, offset_bytes: int, length_bytes: int, path: Path) -> bytes:
+def read(volume: DataFiles, offset_bytes: int, length_bytes: int, path: IoPath) -> bytes:
     memory = bytearray(length_bytes)
     volume.read([Transfer(offset_bytes, memoryview(memory))], path)
     return bytes(memory)
 
 
-def names(folder: FilePath) -> list[str]:
+def names(folder: Path) -> list[str]:
     """What lies beside the file that says how long the others are."""
     found = sorted(path.name for path in (folder / "data").iterdir())
     found.remove("segment_bytes")
@@ -104,10 +104,10 @@ many_examples = settings(
 @many_examples
 @given(
     shapes=st.lists(st.tuples(offsets, lengths, skews), min_size=1, max_size=12),
-    path=st.sampled_from(Path),
+    path=st.sampled_from(IoPath),
 )
 def test_any_reads_give_what_was_written(
-    filled: tuple[DataFiles, bytes], shapes: list[tuple[int, int, int]], path: Path
+    filled: tuple[DataFiles, bytes], shapes: list[tuple[int, int, int]], path: IoPath
 ) -> None:
     volume, content = filled
     transfers = [
@@ -122,20 +122,20 @@ def test_any_reads_give_what_was_written(
 @settings(many_examples, max_examples=20)
 @given(
     shapes=st.lists(
-        st.tuples(st.integers(0, 40), lengths, skews, st.sampled_from(Path)),
+        st.tuples(st.integers(0, 40), lengths, skews, st.sampled_from(IoPath)),
         min_size=1,
         max_size=8,
     ),
     seed=st.integers(0, 99),
 )
 def test_any_writes_are_read_on_either_path_and_touch_nothing_else(
-    filled: tuple[DataFiles, bytes], shapes: list[tuple[int, int, int, Path]], seed: int
+    filled: tuple[DataFiles, bytes], shapes: list[tuple[int, int, int, IoPath]], seed: int
 ) -> None:
     volume, _ = filled
     expected = bytearray(random.Random(seed).randbytes(VOLUME_BYTES))
-    volume.write([Transfer(0, memoryview(bytes(expected)))], Path.PAGE_CACHE)
+    volume.write([Transfer(0, memoryview(bytes(expected)))], IoPath.PAGE_CACHE)
     position = 0
-    by_path: dict[Path, list[Transfer]] = {Path.PAGE_CACHE: [], Path.DIRECT: []}
+    by_path: dict[IoPath, list[Transfer]] = {IoPath.PAGE_CACHE: [], IoPath.DIRECT: []}
     for gap_blocks, length, skew, path in shapes:
         begin = position + gap_blocks * BLOCK_BYTES
         end = begin + -(-length // BLOCK_BYTES) * BLOCK_BYTES
@@ -144,13 +144,13 @@ def test_any_writes_are_read_on_either_path_and_touch_nothing_else(
         memory = skewed(length, skew)
         memory[:] = random.Random(seed + begin).randbytes(length)
         by_path[path].append(Transfer(begin, memory))
-        padded = end if path is Path.DIRECT else begin + length
+        padded = end if path is IoPath.DIRECT else begin + length
         expected[begin:padded] = bytes(memory).ljust(padded - begin, b"\0")
         position = end
     for path, transfers in by_path.items():
         volume.write(transfers, path)
     volume.flush([(0, VOLUME_BYTES)])
-    for path in Path:
+    for path in IoPath:
         assert read(volume, 0, VOLUME_BYTES, path) == expected
 
 
@@ -160,12 +160,12 @@ def test_what_is_in_memory_is_counted_on_the_page_cache_path_only(
     volume, _ = filled
     volume.flush([(0, VOLUME_BYTES)])
     warm = memoryview(bytearray(MIB))
-    assert volume.read([Transfer(0, warm), Transfer(SEGMENT_BYTES, warm)], Path.PAGE_CACHE) == (
+    assert volume.read([Transfer(0, warm), Transfer(SEGMENT_BYTES, warm)], IoPath.PAGE_CACHE) == (
         2 * MIB
     )
-    assert volume.read([Transfer(0, warm)], Path.DIRECT) == 0
+    assert volume.read([Transfer(0, warm)], IoPath.DIRECT) == 0
     volume.drop_cache(0, VOLUME_BYTES)
-    assert volume.read([Transfer(0, warm)], Path.PAGE_CACHE) < MIB
+    assert volume.read([Transfer(0, warm)], IoPath.PAGE_CACHE) < MIB
 
 
 def test_a_file_system_that_cannot_tell_what_is_in_memory_counts_nothing(
@@ -183,20 +183,22 @@ def test_a_file_system_that_cannot_tell_what_is_in_memory_counts_nothing(
 
     monkeypatch.setattr(os, "preadv", without_flags)
     memory = memoryview(bytearray(MIB))
-    assert volume.read([Transfer(5, memory)], Path.PAGE_CACHE) == 0
+    assert volume.read([Transfer(5, memory)], IoPath.PAGE_CACHE) == 0
     assert memory == content[5 : 5 + MIB]
 
 
-@pytest.mark.parametrize("path", Path)
-def test_a_range_beyond_the_volume_is_an_error(filled: tuple[DataFiles, bytes], path: Path) -> None:
+@pytest.mark.parametrize("path", IoPath)
+def test_a_range_beyond_the_volume_is_an_error(
+    filled: tuple[DataFiles, bytes], path: IoPath
+) -> None:
     volume, _ = filled
     with pytest.raises(OSError, match=rf"Errno {errno.EIO}\b"):
         read(volume, VOLUME_BYTES - BLOCK_BYTES, 2 * BLOCK_BYTES, path)
 
 
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize("path", IoPath)
 def test_a_file_that_ends_early_is_an_error(
-    filled: tuple[DataFiles, bytes], tmp_path: FilePath, path: Path
+    filled: tuple[DataFiles, bytes], tmp_path: Path, path: IoPath
 ) -> None:
     volume, _ = filled
     os.truncate(tmp_path / "data" / "000001", BLOCK_BYTES)
@@ -205,8 +207,8 @@ def test_a_file_that_ends_early_is_an_error(
         read(volume, SEGMENT_BYTES, 2 * BLOCK_BYTES, path)
 
 
-@pytest.mark.parametrize("path", Path)
-def test_a_closed_volume_refuses(filled: tuple[DataFiles, bytes], path: Path) -> None:
+@pytest.mark.parametrize("path", IoPath)
+def test_a_closed_volume_refuses(filled: tuple[DataFiles, bytes], path: IoPath) -> None:
     volume, _ = filled
     before = open_descriptors()
     volume.close()
@@ -231,7 +233,7 @@ def test_many_threads_read_and_write_at_once(filled: tuple[DataFiles, bytes]) ->
     def work(number: int) -> None:
         chooser = random.Random(number)
         for round_number in range(10):
-            path = chooser.choice(list(Path))
+            path = chooser.choice(list(IoPath))
             written = chooser.randbytes(chooser.randrange(1, part_bytes))
             volume.write([Transfer(number * part_bytes, memoryview(written))], path)
             if read(volume, number * part_bytes, len(written), path) != written:
@@ -248,10 +250,10 @@ def test_many_threads_read_and_write_at_once(filled: tuple[DataFiles, bytes]) ->
     assert failures == []
 
 
-def test_segments_are_whole_private_files_that_a_later_open_finds(tmp_path: FilePath) -> None:
+def test_segments_are_whole_private_files_that_a_later_open_finds(tmp_path: Path) -> None:
     volume = open_volume(tmp_path / "data")
     assert [volume.extend(), volume.extend(), volume.extend()] == [0, 1, 2]
-    volume.write([Transfer(2 * SEGMENT_BYTES + 5, memoryview(b"kept"))], Path.PAGE_CACHE)
+    volume.write([Transfer(2 * SEGMENT_BYTES + 5, memoryview(b"kept"))], IoPath.PAGE_CACHE)
     volume.remove(1)
     assert volume.segments() == [0, 2]
     volume.close()
@@ -260,12 +262,12 @@ def test_segments_are_whole_private_files_that_a_later_open_finds(tmp_path: File
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     again = open_volume(tmp_path / "data")
     assert again.segments() == [0, 2]
-    assert read(again, 2 * SEGMENT_BYTES + 5, 4, Path.PAGE_CACHE) == b"kept"
+    assert read(again, 2 * SEGMENT_BYTES + 5, 4, IoPath.PAGE_CACHE) == b"kept"
     assert again.extend() == 1
     again.close()
 
 
-def test_a_removed_segment_s_space_is_given_back(tmp_path: FilePath) -> None:
+def test_a_removed_segment_s_space_is_given_back(tmp_path: Path) -> None:
     volume = open_volume(tmp_path / "data", capacity_bytes=SEGMENT_BYTES)
     open_files = open_descriptors()
     volume.extend()
@@ -277,7 +279,7 @@ def test_a_removed_segment_s_space_is_given_back(tmp_path: FilePath) -> None:
     volume.close()
 
 
-def test_the_capacity_bounds_what_is_added_in_whole_segments(tmp_path: FilePath) -> None:
+def test_the_capacity_bounds_what_is_added_in_whole_segments(tmp_path: Path) -> None:
     volume = open_volume(tmp_path / "data", capacity_bytes=2 * SEGMENT_BYTES + MIB)
     assert volume.room_bytes() == 2 * SEGMENT_BYTES
     volume.extend()
@@ -289,7 +291,7 @@ def test_the_capacity_bounds_what_is_added_in_whole_segments(tmp_path: FilePath)
     volume.close()
 
 
-def test_the_reserve_is_left_to_others(tmp_path: FilePath) -> None:
+def test_the_reserve_is_left_to_others(tmp_path: Path) -> None:
     system = os.statvfs(tmp_path)
     free_bytes = system.f_bavail * system.f_frsize
     volume = open_volume(tmp_path / "data", reserve_bytes=free_bytes + SEGMENT_BYTES)
@@ -300,7 +302,7 @@ def test_the_reserve_is_left_to_others(tmp_path: FilePath) -> None:
 
 
 def test_a_device_that_fills_up_meanwhile_leaves_nothing_behind(
-    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume = open_volume(tmp_path / "data")
     volume.extend()
@@ -318,19 +320,19 @@ def test_a_device_that_fills_up_meanwhile_leaves_nothing_behind(
     volume.close()
 
 
-def test_a_truncated_file_is_given_its_length_again(tmp_path: FilePath) -> None:
+def test_a_truncated_file_is_given_its_length_again(tmp_path: Path) -> None:
     volume = open_volume(tmp_path / "data")
     volume.extend()
-    volume.write([Transfer(0, memoryview(b"kept" * 1024))], Path.PAGE_CACHE)
+    volume.write([Transfer(0, memoryview(b"kept" * 1024))], IoPath.PAGE_CACHE)
     volume.close()
     os.truncate(tmp_path / "data" / "000000", 4096)
     volume = open_volume(tmp_path / "data")
-    assert read(volume, 0, 4096, Path.PAGE_CACHE) == b"kept" * 1024
-    assert read(volume, 4096, 4096, Path.PAGE_CACHE) == bytes(4096)
+    assert read(volume, 0, 4096, IoPath.PAGE_CACHE) == b"kept" * 1024
+    assert read(volume, 4096, 4096, IoPath.PAGE_CACHE) == bytes(4096)
     volume.close()
 
 
-def test_the_length_of_files_is_settled_when_the_folder_is_made(tmp_path: FilePath) -> None:
+def test_the_length_of_files_is_settled_when_the_folder_is_made(tmp_path: Path) -> None:
     open_volume(tmp_path / "data").close()
     volume = DataFiles(tmp_path / "data", 2 * SEGMENT_BYTES, 0, 0)
     assert volume.segment_bytes == SEGMENT_BYTES
@@ -344,7 +346,7 @@ def test_the_length_of_files_is_settled_when_the_folder_is_made(tmp_path: FilePa
 
 @pytest.mark.parametrize("said", [None, "8388608"])
 def test_a_length_that_no_file_has_is_refused_and_nothing_is_touched(
-    tmp_path: FilePath, said: str | None
+    tmp_path: Path, said: str | None
 ) -> None:
     volume = open_volume(tmp_path / "data")
     volume.extend()
@@ -360,7 +362,7 @@ def test_a_length_that_no_file_has_is_refused_and_nothing_is_touched(
 
 
 def test_an_interrupted_extend_is_cleaned_up_and_what_is_not_ours_is_left(
-    tmp_path: FilePath,
+    tmp_path: Path,
 ) -> None:
     open_volume(tmp_path / "data").close()
     (tmp_path / "data" / "000000.unfinished").write_bytes(b"half")
@@ -371,11 +373,9 @@ def test_an_interrupted_extend_is_cleaned_up_and_what_is_not_ours_is_left(
     volume.close()
 
 
-def test_the_device_path_says_how_and_why(
-    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_device_path_says_how_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     volume = open_volume(tmp_path / "data", "threads")
-    if Path.DIRECT not in volume.paths:
+    if IoPath.DIRECT not in volume.paths:
         pytest.skip("no direct path on this file system")
     assert volume.device_path == "threads: as storage.direct_io says"
     volume.close()
@@ -387,33 +387,33 @@ def test_the_device_path_says_how_and_why(
     volume = open_volume(tmp_path / "data", "auto")
     assert volume.device_path == "threads: io_uring is not allowed here (EPERM)"
     volume.extend()
-    volume.write([Transfer(0, memoryview(b"direct"))], Path.DIRECT)
-    assert read(volume, 0, 6, Path.DIRECT) == b"direct"
+    volume.write([Transfer(0, memoryview(b"direct"))], IoPath.DIRECT)
+    assert read(volume, 0, 6, IoPath.DIRECT) == b"direct"
     volume.close()
     with pytest.raises(PermissionError):
         open_volume(tmp_path / "data", "io_uring")
 
 
 def test_without_a_direct_path_there_is_the_page_cache_and_nothing_else(
-    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_files, "direct_alignment", lambda descriptor: None)
     volume = open_volume(tmp_path / "data")
-    assert volume.paths == {Path.PAGE_CACHE}
+    assert volume.paths == {IoPath.PAGE_CACHE}
     assert volume.device_path.startswith("none")
     volume.extend()
-    volume.write([Transfer(3, memoryview(b"cached"))], Path.PAGE_CACHE)
+    volume.write([Transfer(3, memoryview(b"cached"))], IoPath.PAGE_CACHE)
     volume.flush([(0, 10)])
-    assert read(volume, 3, 6, Path.PAGE_CACHE) == b"cached"
+    assert read(volume, 3, 6, IoPath.PAGE_CACHE) == b"cached"
     with pytest.raises(AssertionError):
-        read(volume, 0, 6, Path.DIRECT)
+        read(volume, 0, 6, IoPath.DIRECT)
     volume.close()
 
 
 def test_files_in_memory_serve_too() -> None:
     if not os.path.isdir("/dev/shm"):
         pytest.skip("no /dev/shm here")
-    folder = FilePath(tempfile.mkdtemp(dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
         volume = open_volume(folder / "data")
         volume.extend()
@@ -427,7 +427,7 @@ def test_files_in_memory_serve_too() -> None:
 
 
 def test_nothing_is_read_or_written_for_nothing(volume: DataFiles) -> None:
-    for path in Path:
+    for path in IoPath:
         volume.write([], path)
         assert volume.read([Transfer(0, memoryview(b""))], path) == 0
     volume.flush([])

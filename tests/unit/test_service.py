@@ -273,11 +273,11 @@ async def test_a_delivery_into_a_target_that_nobody_reads_for_ends_at_its_timeou
 async def test_an_engine_has_as_many_reads_under_way_as_it_asks_for() -> None:
     engine = memory_over(lambda store: DelayingBlobStore(store, lambda: 0.001, queue_depth=16))
     async with hosted(engine=engine, fragment_bytes=64 * KIB, reader_threads=1) as host:
-        assert "0/16 reads under way" in repr(host.service.schedule.dispatcher)
+        assert "0/16 batches under way" in repr(host.service.schedule.dispatcher)
         ended = await deliver_into_target(host, SMALL)
         assert ended.error is None
         assert ended.payload_bytes == SMALL.chunk_bytes
-        assert "0/16 reads under way" in repr(host.service.schedule.dispatcher)
+        assert "0/16 batches under way" in repr(host.service.schedule.dispatcher)
 
 
 @pytest.mark.asyncio

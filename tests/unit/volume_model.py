@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
-    Path,
+    IoPath,
     Transfer,
     Volume,
 )
@@ -40,13 +40,13 @@ class _Model:
         self._seed = seed
         self._chance = random.Random(seed)
         self._stored: dict[int, bytes] = {}  # by slot: what its extent holds
-        self._paths: dict[int, Path] = {}
+        self._paths: dict[int, IoPath] = {}
 
     def take_step(self, step: int) -> None:
         chance = self._chance
         slot = chance.randrange(SLOTS)
         if slot not in self._stored:
-            self._write(slot, chance.choice(list(Path)))
+            self._write(slot, chance.choice(list(IoPath)))
             return
         action = chance.choice(["free", "read", "read", "move", "prefetch", "flush", "any"])
         begin, length = slot * SLOT_BYTES, len(self._stored[slot])
@@ -60,19 +60,19 @@ class _Model:
         elif action == "flush":
             self._volume.flush([(begin, length)])
         else:
-            path = self._paths[slot] if action == "read" else chance.choice(list(Path))
+            path = self._paths[slot] if action == "read" else chance.choice(list(IoPath))
             self._read(slot, path, step)
 
     def read_all(self, step: int) -> None:
         for slot in self._stored:
-            for path in Path:
+            for path in IoPath:
                 self._read(slot, path, step)
 
-    def _write(self, slot: int, path: Path) -> None:
+    def _write(self, slot: int, path: IoPath) -> None:
         chance, begin = self._chance, slot * SLOT_BYTES
         data = chance.randbytes(chance.randrange(1, SLOT_BYTES + 1))
         cuts = sorted({0, len(data), *(chance.randrange(len(data)) for _ in range(2))})
-        if path is Path.DIRECT:
+        if path is IoPath.DIRECT:
             cuts = sorted({cut - cut % BLOCK_BYTES for cut in cuts[:-1]} | {len(data)})
         for first, last in itertools.pairwise(cuts):
             piece = memoryview(data)[first:last]
@@ -81,19 +81,19 @@ class _Model:
 
     def _move(self, slot: int) -> None:
         begin = slot * SLOT_BYTES
-        if self._paths[slot] is Path.PAGE_CACHE:
-            self._paths[slot] = Path.DIRECT
+        if self._paths[slot] is IoPath.PAGE_CACHE:
+            self._paths[slot] = IoPath.DIRECT
             self._volume.drop_cache(begin, SLOT_BYTES)
         elif self._volume.enter_cache(begin, SLOT_BYTES):
-            self._paths[slot] = Path.PAGE_CACHE
+            self._paths[slot] = IoPath.PAGE_CACHE
 
-    def _read(self, slot: int, path: Path, step: int) -> None:
+    def _read(self, slot: int, path: IoPath, step: int) -> None:
         data = self._stored[slot]
         begin = self._chance.randrange(len(data))
         length = self._chance.randrange(1, len(data) - begin + 1)
         memory = memoryview(bytearray(length))
         transfer = Transfer(slot * SLOT_BYTES + begin, memory)
-        if path is Path.DIRECT or not self._volume.read_resident(transfer):
+        if path is IoPath.DIRECT or not self._volume.read_resident(transfer):
             self._volume.read([transfer], path)
         if bytes(memory) != data[begin : begin + length]:
             raise Disagreement(

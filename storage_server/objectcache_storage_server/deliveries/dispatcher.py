@@ -37,8 +37,8 @@ class Dispatcher:
     def __init__(
         self, thread_count: int, scheduler: Scheduler[ServedDelivery], queue_depth: int = 0
     ) -> None:
-        """`queue_depth`: fragments that are begun before one has landed; 0: each thread reads one
-        at a time.
+        """`queue_depth`: see `EngineCapabilities`. A fragment is one batch of reads, so as many
+        fragments are begun before one has landed; with 0 each thread reads one at a time.
         """
         self._queue_depth = queue_depth
         self._under_way = 0  # begun, and not landed
@@ -163,5 +163,5 @@ class Dispatcher:
             thread.join()
 
     def __repr__(self) -> str:
-        under_way = f"{self._under_way}/{self._queue_depth} reads under way"
+        under_way = f"{self._under_way}/{self._queue_depth} batches under way"
         return f"<Dispatcher {len(self._threads)} threads, {under_way}, {self._scheduler!r}>"

@@ -48,8 +48,9 @@ class EngineCapabilities:
     """What an engine can do; asked, never found out by trying."""
 
     name: str
-    is_operated: bool = False  # it has bucket policies, pins and a check
-    queue_depth: int = 0  # reads to have begun at a time; 0: `read_many`, in as many threads
+    # Calls of `OpenObjects.begin_reads`, each a batch of reads, to have under way at a time. 0: it
+    # reads by waiting, so call `read_many`, in as many threads as are to read.
+    queue_depth: int = 0
 
 
 class Placement(NamedTuple):
@@ -258,8 +259,9 @@ class OpenObjects(ABC):
     def begin_reads(self, reads: Sequence[Read], buffer: memoryview) -> BegunReads:
         """The same, begun and ended apart; raises nothing that a read may fail with.
 
-        Worth it with an engine whose `capabilities.queue_depth` is not 0: it lets as many be under
-        way. Here all is done before it returns. What was begun must be finished before `close`.
+        Worth it with an engine whose `capabilities.queue_depth` is not 0: it lets as many batches
+        be under way. Here all is done before it returns. What was begun must be finished before
+        `close`.
         """
         error: ObjectCacheError | None = None
         try:

@@ -43,8 +43,7 @@ from objectcache_schemas.errors import Unavailable
 class BlobCapabilities:
     """What a store is good at; asked where it matters, never found out by trying."""
 
-    queue_depth: int = 0  # batches of reads to have under way; 0: each ends before it has begun
-    best_read_bytes: int = 0  # smaller reads cost as much; 0: any size will do
+    queue_depth: int = 0  # calls of `begin_reads`, each a batch, to have under way; 0: see above
     is_shared: bool = False  # other servers store blobs in it, so what is unknown may be theirs
     is_verified: bool = False  # it vouches for its bytes itself: no checksum finds more
 

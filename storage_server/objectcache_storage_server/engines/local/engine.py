@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path as FilePath
+from pathlib import Path
 
 import msgspec
 
@@ -88,13 +88,13 @@ class LocalEngine(CatalogEngine[Version]):
     Raises `Unavailable` where another process uses the store, or it cannot be used.
     """
 
-    capabilities = EngineCapabilities(name="local", is_operated=True)
+    capabilities = EngineCapabilities(name="local")
 
     def __init__(
         self,
-        data_dir: FilePath,
+        data_dir: Path,
         settings: StorageSettings,
-        open_volume: Callable[[FilePath, StorageSettings], Volume],
+        open_volume: Callable[[Path, StorageSettings], Volume],
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(FlushLatch(), DamageCount())
@@ -373,7 +373,7 @@ def _new_object(put: StagedPut, modified_s: float) -> NewLocal:
     return NewLocal.of(put, put.staged, modified_s)
 
 
-def _check_engine(data_dir: FilePath) -> None:
+def _check_engine(data_dir: Path) -> None:
     """Refuse a directory in which another engine keeps its objects."""
     if (data_dir / "index.sqlite3").exists():
         raise Unavailable(

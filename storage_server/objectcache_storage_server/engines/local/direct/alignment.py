@@ -13,7 +13,7 @@ from objectcache_schemas.limits import KIB
 IN_PLACE_BYTES_MIN = 64 * KIB
 
 
-class Parts(NamedTuple):
+class AlignedParts(NamedTuple):
     """A transfer in three lengths: what is copied, what is done in place, what is copied."""
 
     head_bytes: int
@@ -33,17 +33,17 @@ class Alignment:
             assert unit > 0, "an alignment is a power of two"
             assert unit & (unit - 1) == 0, "an alignment is a power of two"
 
-    def parts(self, offset_bytes: int, address: int, length_bytes: int) -> Parts:
+    def parts(self, offset_bytes: int, address: int, length_bytes: int) -> AlignedParts:
         """How much of a transfer can be done in place, and what is left of it at either end."""
         head_bytes = -offset_bytes % self.offset_bytes
         tail_bytes = (offset_bytes + length_bytes) % self.offset_bytes
         whole_bytes = length_bytes - head_bytes - tail_bytes
         is_ragged = head_bytes > 0 or tail_bytes > 0
         if whole_bytes <= 0 or (address + head_bytes) % self.memory_bytes:
-            return Parts(length_bytes, 0, 0)
+            return AlignedParts(length_bytes, 0, 0)
         if is_ragged and whole_bytes < IN_PLACE_BYTES_MIN:
-            return Parts(length_bytes, 0, 0)
-        return Parts(head_bytes, whole_bytes, tail_bytes)
+            return AlignedParts(length_bytes, 0, 0)
+        return AlignedParts(head_bytes, whole_bytes, tail_bytes)
 
     def covering(self, offset_bytes: int, length_bytes: int) -> tuple[int, int]:
         """The least aligned range (offset, length) that covers this one."""

@@ -20,7 +20,7 @@ from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES
 BOUNCE_BYTES = 4 * MIB  # of a thread that needed it; as much as is worth one batch
 
 
-class Piece(NamedTuple):
+class DirectPiece(NamedTuple):
     """One aligned request: a range of an open file and the memory for it, of the same length."""
 
     file_descriptor: int
@@ -36,11 +36,11 @@ class Submitter(ABC):
     description: str  # for operators: how it submits, and why
 
     @abstractmethod
-    def read(self, pieces: Sequence[Piece]) -> None:
+    def read(self, pieces: Sequence[DirectPiece]) -> None:
         """Fill every memory."""
 
     @abstractmethod
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Sequence[DirectPiece]) -> None:
         """Write every memory."""
 
     @abstractmethod
@@ -80,17 +80,17 @@ class _Batch:
         self._alignment = alignment
         self._bounce = bounce
         self._piece_bytes_max = piece_bytes_max
-        self._pieces: list[Piece] = []
+        self._pieces: list[DirectPiece] = []
 
     def _add_piece(
         self, file_descriptor: int, offset: int, address: int, memory: memoryview
     ) -> None:
         if len(memory) <= self._piece_bytes_max:
-            self._pieces.append(Piece(file_descriptor, offset, address, memory))
+            self._pieces.append(DirectPiece(file_descriptor, offset, address, memory))
             return
         for begin, length in split_at(0, len(memory), self._piece_bytes_max):
             part = memory[begin : begin + length]
-            self._pieces.append(Piece(file_descriptor, offset + begin, address + begin, part))
+            self._pieces.append(DirectPiece(file_descriptor, offset + begin, address + begin, part))
 
 
 class ReadBatch(_Batch):
@@ -131,7 +131,7 @@ class ReadBatch(_Batch):
             if aligned_length > self._bounce.left_bytes:
                 self.run()
             address, source = self._bounce.take(aligned_length)
-            self._pieces.append(Piece(file_descriptor, aligned_begin, address, source))
+            self._pieces.append(DirectPiece(file_descriptor, aligned_begin, address, source))
             skipped = begin - aligned_begin
             target = memory[begin - offset_bytes : begin - offset_bytes + length]
             self._copies.append((source[skipped : skipped + length], target))
@@ -167,7 +167,7 @@ class WriteBatch(_Batch):
             address, block = self._bounce.take(padded_bytes)
             block[:length] = memory[begin : begin + length]
             block[length:] = bytes(padded_bytes - length)
-            self._pieces.append(Piece(file_descriptor, offset_bytes + begin, address, block))
+            self._pieces.append(DirectPiece(file_descriptor, offset_bytes + begin, address, block))
 
 
 def address_of(memory: memoryview) -> int:

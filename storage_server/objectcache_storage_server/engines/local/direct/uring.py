@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_storage_server.engines.local.direct.batches import Piece, Submitter
+from objectcache_storage_server.engines.local.direct.batches import DirectPiece, Submitter
 from objectcache_storage_server.engines.local.direct.ring import OP_READ, OP_WRITE, Ring, Sqes
 
 RETRIES_MAX = 16  # of a batch in which no piece made progress, before its error counts
@@ -31,16 +31,16 @@ class UringSubmitter(Submitter):
         self._local = threading.local()
         self._probe()
 
-    def read(self, pieces: Sequence[Piece]) -> None:
+    def read(self, pieces: Sequence[DirectPiece]) -> None:
         self._run(OP_READ, pieces)
 
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Sequence[DirectPiece]) -> None:
         self._run(OP_WRITE, pieces)
 
     def close(self) -> None:
         self._local = threading.local()  # the last reference to every thread's ring
 
-    def _run(self, opcode: int, pieces: Sequence[Piece]) -> None:
+    def _run(self, opcode: int, pieces: Sequence[DirectPiece]) -> None:
         ring = self._ring()
         sqes = ring.prepare(len(pieces))
         file_descriptors, offsets, addresses, memories = zip(*pieces, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from objectcache_storage_server.engines.disk.flush_latch import Flushes, FlushLatch
 from objectcache_storage_server.engines.local.space.holdings import Holdings
-from objectcache_storage_server.engines.local.volumes.volume import Path, Volume
+from objectcache_storage_server.engines.local.volumes.volume import IoPath, Volume
 
 
 class ExtentFlushes:
@@ -29,9 +29,9 @@ class ExtentFlushes:
         """(offset, length) of extents that are read directly, where the page cache could have
         them all the same.
         """
-        if len(self._volume.paths) < len(Path):
+        if len(self._volume.paths) < len(IoPath):
             return []
-        return self._holdings.ranges(numbers, path=Path.DIRECT)
+        return self._holdings.ranges(numbers, path=IoPath.DIRECT)
 
     def drop_from_cache(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Let the page cache forget flushed (offset, length) ranges. What lies there by now may be

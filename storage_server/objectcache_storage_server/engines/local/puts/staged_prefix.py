@@ -33,7 +33,7 @@ from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
-    Path,
+    IoPath,
     Transfer,
 )
 
@@ -68,7 +68,7 @@ class _ExtentWriter:
         self._layerwise = layerwise
         self._block_bytes = block_bytes  # at whose multiples pieces begin
         self._offset_bytes = 0
-        self.path = Path.PAGE_CACHE
+        self.path = IoPath.PAGE_CACHE
         self._gathering = Gathering.NOTHING
         self._memory: Bytes | None = None  # the row, or the extent
         self._filled_bytes = 0
@@ -93,7 +93,7 @@ class _ExtentWriter:
             if self._memory is not None:
                 self._gathering = Gathering.EXTENT
             else:  # slices straight into the page cache; whole blocks are not at stake there
-                self.path = Path.PAGE_CACHE
+                self.path = IoPath.PAGE_CACHE
 
     def add(self, offset_bytes: int, data: memoryview) -> Transfer | None:
         """Take a piece at an offset of the extent; what is to be written now, if anything is."""
@@ -106,7 +106,7 @@ class _ExtentWriter:
             return self._filled(len(data), geometry.slots * geometry.chunk_bytes, 0)
         row_begin = offset_bytes // geometry.row_stride_bytes * geometry.row_stride_bytes
         # What does not end with a block would have the page cache read that block first.
-        is_whole = self.path is Path.DIRECT or geometry.row_bytes % BLOCK_BYTES == 0
+        is_whole = self.path is IoPath.DIRECT or geometry.row_bytes % BLOCK_BYTES == 0
         if len(data) == geometry.row_bytes and is_whole:
             return Transfer(self._offset_bytes + offset_bytes, data)
         if self._memory is None:
@@ -122,7 +122,7 @@ class _ExtentWriter:
         """
         slice_bytes = self.geometry.slice_bytes
         is_long = slice_bytes >= SCATTERED_BYTES_MIN and slice_bytes % BLOCK_BYTES == 0
-        joins = self.path is Path.PAGE_CACHE and self._source.volume.joins_writes
+        joins = self.path is IoPath.PAGE_CACHE and self._source.volume.joins_writes
         return joins and is_long and self.geometry.slots > 1
 
     def add_extent(self, data: memoryview) -> Iterator[Transfer]:
@@ -265,7 +265,7 @@ class LocalStagedPrefix(StagedPrefix):
     def write(self, position_bytes: int, data: memoryview) -> None:
         assert position_bytes == self._position_bytes, "the payload comes in order"
         assert position_bytes + len(data) <= self.shape.total_bytes, "more than the payload"
-        transfers: dict[Path, list[Transfer]] = {}  # from the caller's memory, or a row's
+        transfers: dict[IoPath, list[Transfer]] = {}  # from the caller's memory, or a row's
         pieces = self._rows if self.shape.layerwise else self._chunks
         for writer, transfer in pieces(position_bytes, data):
             if transfer is None:

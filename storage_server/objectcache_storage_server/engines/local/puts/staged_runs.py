@@ -25,7 +25,7 @@ from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
-    Path,
+    IoPath,
     Transfer,
     Volume,
 )
@@ -53,7 +53,7 @@ class ExtentSource(Protocol):
         """Where an extent begins."""
         ...
 
-    def path(self, number: int) -> Path:
+    def path(self, number: int) -> IoPath:
         """How an extent is to be written: by the path that it will be read by."""
         ...
 
@@ -65,11 +65,11 @@ class ExtentSource(Protocol):
         """Nothing more will be written to it; without `keep` it is given back."""
         ...
 
-    def write(self, transfers: Sequence[Transfer], path: Path) -> None:
+    def write(self, transfers: Sequence[Transfer], path: IoPath) -> None:
         """Write to the volume; raises our errors."""
         ...
 
-    def begin_write(self, transfers: Sequence[Transfer], path: Path) -> Future[None]:
+    def begin_write(self, transfers: Sequence[Transfer], path: IoPath) -> Future[None]:
         """The same in another thread; the memory must stay as it is until then."""
         ...
 
@@ -130,7 +130,7 @@ class StagedRun(LocalStaged):
         self._source = source
         self._run_bytes_max = run_bytes_max
         self._runs: list[tuple[int, int, int]] = []  # extent, begin, length
-        self._paths: list[Path] = []  # of the runs
+        self._paths: list[IoPath] = []  # of the runs
         self._room_bytes = 0  # of all runs
         self._end_bytes = 0  # written or in the tail
         self._tail = bytearray()  # begun block, where the device takes only whole ones
@@ -174,7 +174,7 @@ class StagedRun(LocalStaged):
         begin_bytes = self._end_bytes - len(self._tail)
         self._end_bytes += len(data)
         self._grow(self._end_bytes)
-        if Path.PAGE_CACHE in self._source.volume.paths:
+        if IoPath.PAGE_CACHE in self._source.volume.paths:
             self._write(begin_bytes, data)
             return
         if self._tail:
@@ -212,7 +212,7 @@ class StagedRun(LocalStaged):
 
     def _write(self, begin_bytes: int, data: memoryview) -> None:
         run_begin = 0
-        by_path: dict[Path, list[Transfer]] = {path: [] for path in Path}
+        by_path: dict[IoPath, list[Transfer]] = {path: [] for path in IoPath}
         for (_, offset_bytes, length_bytes), path in zip(self._runs, self._paths, strict=True):
             low = max(begin_bytes, run_begin)
             high = min(begin_bytes + len(data), run_begin + length_bytes)
@@ -220,23 +220,23 @@ class StagedRun(LocalStaged):
                 offset_bytes += low - run_begin
                 piece = data[low - begin_bytes : high - begin_bytes]
                 direct_bytes = self._direct_bytes(offset_bytes, len(piece), path)
-                by_path[Path.DIRECT].append(Transfer(offset_bytes, piece[:direct_bytes]))
+                by_path[IoPath.DIRECT].append(Transfer(offset_bytes, piece[:direct_bytes]))
                 rest = Transfer(offset_bytes + direct_bytes, piece[direct_bytes:])
-                by_path[Path.PAGE_CACHE].append(rest)
+                by_path[IoPath.PAGE_CACHE].append(rest)
             run_begin += length_bytes
         for path, transfers in by_path.items():
             some = [transfer for transfer in transfers if transfer.memory]
             if some:
                 self._source.write(some, path)
 
-    def _direct_bytes(self, offset_bytes: int, length_bytes: int, path: Path) -> int:
+    def _direct_bytes(self, offset_bytes: int, length_bytes: int, path: IoPath) -> int:
         """How much of a piece, from its begin on, is written past the page cache: of an extent on
         the direct path, whole blocks of a long piece.
         """
-        if Path.PAGE_CACHE not in self._source.volume.paths:
+        if IoPath.PAGE_CACHE not in self._source.volume.paths:
             return length_bytes
         whole_bytes = length_bytes - length_bytes % BLOCK_BYTES
-        is_direct = path is Path.DIRECT and offset_bytes % BLOCK_BYTES == 0
+        is_direct = path is IoPath.DIRECT and offset_bytes % BLOCK_BYTES == 0
         return whole_bytes if is_direct and whole_bytes >= DIRECT_BYTES_MIN else 0
 
     def finish(self) -> None:

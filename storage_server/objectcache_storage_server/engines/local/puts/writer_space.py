@@ -16,7 +16,7 @@ from objectcache_storage_server.engines.local.puts.staged_runs import Bytes, Ext
 from objectcache_storage_server.engines.local.residency.planner import admits
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.space.holdings import Holdings
-from objectcache_storage_server.engines.local.volumes.volume import Path, Transfer
+from objectcache_storage_server.engines.local.volumes.volume import IoPath, Transfer
 
 ROOM_ATTEMPTS = 6  # each evicts twice as much; free space may lie in pieces
 RUN_BYTES_MIN = 512 * KIB  # of an object: before shorter runs are taken, others are evicted
@@ -85,23 +85,23 @@ class WriterSpace(ExtentSource):
             length_bytes = max(round_up(length_bytes // 2), least_bytes)
         return None
 
-    def _path_for(self, length_bytes: int) -> Path:
+    def _path_for(self, length_bytes: int) -> IoPath:
         paths = self.volume.paths
         resident_bytes = self._holdings.resident_bytes
         wants_cache = admits(resident_bytes, length_bytes, self._holdings.page_cache_budget_bytes)
-        if Path.DIRECT not in paths or (wants_cache and Path.PAGE_CACHE in paths):
-            return Path.PAGE_CACHE
-        return Path.DIRECT
+        if IoPath.DIRECT not in paths or (wants_cache and IoPath.PAGE_CACHE in paths):
+            return IoPath.PAGE_CACHE
+        return IoPath.DIRECT
 
     def place(self, number: int) -> int:
         """See `ExtentSource.place`."""
         with self._holdings.lock:
             return int(self._holdings.extents.rows["offset_bytes"][number])
 
-    def path(self, number: int) -> Path:
+    def path(self, number: int) -> IoPath:
         """See `ExtentSource.path`."""
         with self._holdings.lock:
-            return Path(int(self._holdings.extents.rows["path"][number]))
+            return IoPath(int(self._holdings.extents.rows["path"][number]))
 
     def shrink(self, number: int, length_bytes: int) -> None:
         """See `ExtentSource.shrink`."""
@@ -111,12 +111,12 @@ class WriterSpace(ExtentSource):
         """See `ExtentSource.end_writing`."""
         self._holdings.end_writing(number, keep=keep)
 
-    def write(self, transfers: Sequence[Transfer], path: Path) -> None:
+    def write(self, transfers: Sequence[Transfer], path: IoPath) -> None:
         """See `ExtentSource.write`."""
         with translated("write to the data files", "the volume"):
             self.volume.write(transfers, path)
 
-    def begin_write(self, transfers: Sequence[Transfer], path: Path) -> Future[None]:
+    def begin_write(self, transfers: Sequence[Transfer], path: IoPath) -> Future[None]:
         """See `ExtentSource.begin_write`."""
         return self._writers.submit(self.write, transfers, path)
 
@@ -126,7 +126,7 @@ class WriterSpace(ExtentSource):
         """
         with translated("take memory for a put", "memory"):
             buffer = self._buffers.take(length_bytes)
-        if buffer is None and Path.PAGE_CACHE not in self.volume.paths:
+        if buffer is None and IoPath.PAGE_CACHE not in self.volume.paths:
             raise Busy(
                 "puts hold all memory that storage.put_buffer_bytes_max allows",
                 retry_after_s=RETRY_AFTER_S,

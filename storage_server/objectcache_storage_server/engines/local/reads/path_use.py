@@ -21,7 +21,7 @@ from objectcache_storage_server.engines.local.reads.device_sharing import (
 )
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
-    Path,
+    IoPath,
     Transfer,
     Volume,
 )
@@ -53,8 +53,8 @@ class PathUse:
     def __init__(self, volume: Volume, sharing: str) -> None:
         """`sharing` is auto, intra or cross."""
         forced = forced_sharing(sharing)
-        self.gates = {path: SharingGate(SharingChooser(forced)) for path in Path}
-        self.counts = {path: PathCounts() for path in Path}
+        self.gates = {path: SharingGate(SharingChooser(forced)) for path in IoPath}
+        self.counts = {path: PathCounts() for path in IoPath}
         self._volume = volume
         self._lock = threading.Lock()
         self.stale_reads = 0
@@ -62,11 +62,11 @@ class PathUse:
         self._missing: dict[int, None] = {}  # extents, in the order in which they were wanted
         self._device_read_s = float("-inf")
 
-    def fragment(self, length_bytes: int, path: Path) -> GatedFragment:
+    def fragment(self, length_bytes: int, path: IoPath) -> GatedFragment:
         """A fragment of a path, to be entered once."""
         return self.gates[path].fragment(length_bytes)
 
-    def read(self, transfers: Sequence[Transfer], path: Path, cold_bytes: int = 0) -> int:
+    def read(self, transfers: Sequence[Transfer], path: IoPath, cold_bytes: int = 0) -> int:
         """Read from the volume; returns the bytes that were in memory. Raises `OSError`.
 
         `cold_bytes` of them are read directly and were to be in the page cache, whose they count
@@ -76,7 +76,7 @@ class PathUse:
         self._device_read_s = time.monotonic()
         self._count(path, sum(len(memory) for _, memory in transfers) - cold_bytes, hit_bytes)
         if cold_bytes:
-            self._count(Path.PAGE_CACHE, cold_bytes, 0)
+            self._count(IoPath.PAGE_CACHE, cold_bytes, 0)
         return hit_bytes
 
     def read_resident(self, transfer: Transfer) -> bool:
@@ -84,7 +84,7 @@ class PathUse:
         is_resident = self._volume.read_resident(transfer)
         if is_resident:
             size_bytes = len(transfer.memory)
-            self._count(Path.PAGE_CACHE, size_bytes, size_bytes)
+            self._count(IoPath.PAGE_CACHE, size_bytes, size_bytes)
         return is_resident
 
     def read_missing(self, transfers: Sequence[Transfer]) -> None:
@@ -92,16 +92,16 @@ class PathUse:
 
         A cold read through the page cache reaches two thirds of the direct path's rate at most.
         """
-        path = Path.DIRECT if self.has_direct else Path.PAGE_CACHE
+        path = IoPath.DIRECT if self.has_direct else IoPath.PAGE_CACHE
         self._volume.read(transfers, path)
         self._device_read_s = time.monotonic()
-        self._count(Path.PAGE_CACHE, sum(len(memory) for _, memory in transfers), 0)
+        self._count(IoPath.PAGE_CACHE, sum(len(memory) for _, memory in transfers), 0)
 
     def read_again(self, transfer: Transfer) -> None:
         """Read from the device what the page cache had, and have the cache forget it."""
         offset_bytes, memory = transfer
         self._volume.drop_cache(offset_bytes, len(memory))
-        self._volume.read([transfer], Path.DIRECT if self.has_direct else Path.PAGE_CACHE)
+        self._volume.read([transfer], IoPath.DIRECT if self.has_direct else IoPath.PAGE_CACHE)
 
     def count_stale(self, transfer: Transfer) -> None:
         """What was read again is what was stored: the cache had something else."""
@@ -116,7 +116,7 @@ class PathUse:
     @property
     def has_direct(self) -> bool:
         """Whether what is not in memory can be read past the page cache."""
-        return Path.DIRECT in self._volume.paths
+        return IoPath.DIRECT in self._volume.paths
 
     def seems_resident(self, offset_bytes: int, length_bytes: int) -> bool:
         """Whether a few blocks of a range, one of each part, are all in the page cache. What is not
@@ -162,7 +162,7 @@ class PathUse:
         gates = self.gates.values()
         return now_s - self._device_read_s >= QUIET_S and not any(gate.readers for gate in gates)
 
-    def _count(self, path: Path, read_bytes: int, hit_bytes: int) -> None:
+    def _count(self, path: IoPath, read_bytes: int, hit_bytes: int) -> None:
         counts = self.counts[path]
         with self._lock:
             counts.read_bytes += read_bytes

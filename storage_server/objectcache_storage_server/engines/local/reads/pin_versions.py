@@ -25,7 +25,7 @@ from objectcache_storage_server.engines.local.reads.verified_reads import (
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry
 from objectcache_storage_server.engines.local.space.holdings import Holdings
-from objectcache_storage_server.engines.local.volumes.volume import Path, Transfer
+from objectcache_storage_server.engines.local.volumes.volume import IoPath, Transfer
 
 
 class _VolumeReader(Reader):
@@ -39,10 +39,10 @@ class _VolumeReader(Reader):
         self._path_use = path_use
         self._on_failure = on_failure
 
-    def fragment(self, length_bytes: int, path: Path) -> GatedFragment:
+    def fragment(self, length_bytes: int, path: IoPath) -> GatedFragment:
         return self._path_use.fragment(length_bytes, path)
 
-    def read(self, transfers: Sequence[Transfer], path: Path, cold_bytes: int = 0) -> int:
+    def read(self, transfers: Sequence[Transfer], path: IoPath, cold_bytes: int = 0) -> int:
         return self._path_use.read(transfers, path, cold_bytes)
 
     def read_resident(self, transfer: Transfer) -> bool:
@@ -118,7 +118,7 @@ def _homes(numbers: Sequence[int], rows: npt.NDArray[np.void]) -> dict[int, _Hom
     places = ("offset_bytes", "length_bytes", "path", "is_cold")
     shapes = ("slots", "num_layers", "slice_bytes")
     return {
-        number: _Home(OpenExtent(number, offset, length, Path(path), is_cold), Geometry(*shape))
+        number: _Home(OpenExtent(number, offset, length, IoPath(path), is_cold), Geometry(*shape))
         for number, (offset, length, path, is_cold), shape in zip(
             numbers, _values(rows, places), _values(rows, shapes), strict=True
         )

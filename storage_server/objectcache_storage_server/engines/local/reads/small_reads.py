@@ -18,7 +18,7 @@ from objectcache_storage_server.engines.local.reads.verified_reads import (
 )
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.holdings import Holdings
-from objectcache_storage_server.engines.local.volumes.volume import Path
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 
 
 def read_resident(
@@ -32,10 +32,10 @@ def read_resident(
     if not size_bytes:
         return b""
     place = holdings.use_alone(version)
-    if place is None or place[1] is not Path.PAGE_CACHE:
+    if place is None or place[1] is not IoPath.PAGE_CACHE:
         return None
     memory = bytearray(size_bytes)
-    extent = OpenExtent(version.extents[0], place[0], size_bytes, Path.PAGE_CACHE)
+    extent = OpenExtent(version.extents[0], place[0], size_bytes, IoPath.PAGE_CACHE)
     source = ObjectSource(version, [Run(0, size_bytes, extent)])
     sample = path_use.sample()
     try:

@@ -24,7 +24,7 @@ from objectcache_storage_server.engines.block_checksums import block_checksum
 from objectcache_storage_server.engines.local.reads.device_sharing import GatedFragment
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry
-from objectcache_storage_server.engines.local.volumes.volume import Path, Transfer
+from objectcache_storage_server.engines.local.volumes.volume import IoPath, Transfer
 
 # Read, then hashed while it is still in a cache of the processor. Smaller pieces are hashed quicker
 # and cost more turns of the interpreter: 256 KiB reached 0.65 of a plain copy, 1 MiB 0.73.
@@ -43,11 +43,11 @@ class DamagedVersion(Exception):
 class Reader(Protocol):
     """What opened objects need of the engine."""
 
-    def fragment(self, length_bytes: int, path: Path) -> GatedFragment:
+    def fragment(self, length_bytes: int, path: IoPath) -> GatedFragment:
         """What a path's readers are coordinated by, from the device part to the last check."""
         ...
 
-    def read(self, transfers: Sequence[Transfer], path: Path, cold_bytes: int = 0) -> int:
+    def read(self, transfers: Sequence[Transfer], path: IoPath, cold_bytes: int = 0) -> int:
         """Read from the volume; returns the bytes that were in memory. `cold_bytes` are of cold
         extents. Raises `OSError`.
         """
@@ -102,7 +102,7 @@ class OpenExtent:
         number: int,
         offset_bytes: int,
         length_bytes: int,
-        path: Path,
+        path: IoPath,
         is_cold: bool | int = False,
     ) -> None:
         self.number = number
@@ -110,19 +110,19 @@ class OpenExtent:
         self.length_bytes = length_bytes
         self.path = path
         # From the piece on that was not in memory, the opening asks for no other: see `path_use`.
-        self.is_cold = is_cold and path is Path.PAGE_CACHE
+        self.is_cold = is_cold and path is IoPath.PAGE_CACHE
 
     @property
-    def read_path(self) -> Path:
+    def read_path(self) -> IoPath:
         """The path that its bytes come by now."""
-        return Path.DIRECT if self.is_cold else self.path
+        return IoPath.DIRECT if self.is_cold else self.path
 
 
 class Piece(NamedTuple):
     """Whole checksum blocks in one run of the volume."""
 
     transfer: Transfer
-    path: Path  # that is tried first
+    path: IoPath  # that is tried first
     block_bytes: int
     expected: Sequence[int]  # checksum of each block
     source: Source
@@ -187,7 +187,7 @@ class SlotSource(Source):
         row = self._rows[layer]
         first, end = in_row // block_bytes, (in_row + len(memory)) // block_bytes
         extent, path = self._extent, self._extent.read_path
-        step = len(row) if path is Path.DIRECT else self._step
+        step = len(row) if path is IoPath.DIRECT else self._step
         start = extent.offset_bytes + layer * self._stride_bytes
         for begin in range(first, end, step):
             stop = min(begin + step, end)
@@ -235,7 +235,7 @@ class ObjectSource(Source):
         for run in self._runs:
             low, high = max(offset_bytes, run.begin_bytes), min(end_bytes, run.end_bytes)
             path = run.extent.read_path
-            blocks_each = blocks if path is Path.DIRECT else PIECE_BYTES // block_bytes
+            blocks_each = blocks if path is IoPath.DIRECT else PIECE_BYTES // block_bytes
             step_bytes = max(1, blocks_each) * block_bytes
             for begin in range(low, high, step_bytes):
                 stop = min(begin + step_bytes, high)
@@ -292,7 +292,7 @@ class LocalOpenObjects(OpenObjects):
         copies: list[tuple[memoryview, memoryview]] = []  # from a block to where a part belongs
         pieces = list(self._pieces(reads, buffer, copies))
         try:
-            for path in Path:
+            for path in IoPath:
                 of_path = [piece for piece in pieces if piece.path is path]
                 if of_path:
                     self._carry_out(of_path, path)
@@ -301,10 +301,10 @@ class LocalOpenObjects(OpenObjects):
         for block, target in copies:
             target[:] = block
 
-    def _carry_out(self, pieces: Sequence[Piece], path: Path) -> None:
+    def _carry_out(self, pieces: Sequence[Piece], path: IoPath) -> None:
         length_bytes = sum(len(piece.transfer.memory) for piece in pieces)
         with self._reader.fragment(length_bytes, path) as fragment:
-            if path is Path.DIRECT:
+            if path is IoPath.DIRECT:
                 with fragment.reading():
                     self._read(pieces, path)
                 for piece in pieces:
@@ -362,7 +362,7 @@ class LocalOpenObjects(OpenObjects):
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                self._find_unreadable(piece, Path.DIRECT)
+                self._find_unreadable(piece, IoPath.DIRECT)
                 raise
         self._verify(piece)
         self._reader.count_stale(piece.transfer)
@@ -403,10 +403,10 @@ class LocalOpenObjects(OpenObjects):
                 return length_bytes - ragged
         return length_bytes
 
-    def _read(self, pieces: Sequence[Piece], path: Path) -> None:
+    def _read(self, pieces: Sequence[Piece], path: IoPath) -> None:
         transfers = [piece.transfer for piece in pieces]
         try:
-            if path is Path.PAGE_CACHE:
+            if path is IoPath.PAGE_CACHE:
                 self._reader.read_missing(transfers)
             else:
                 cold = [len(piece.transfer.memory) for piece in pieces if piece.extent.is_cold]
@@ -418,7 +418,7 @@ class LocalOpenObjects(OpenObjects):
                 self._find_unreadable(piece, path)
             raise
 
-    def _find_unreadable(self, piece: Piece, path: Path) -> None:
+    def _find_unreadable(self, piece: Piece, path: IoPath) -> None:
         """Raise `DamagedVersion` for the first block that the device cannot read."""
         offset_bytes, memory = piece.transfer
         for block in range(len(piece.expected)):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_storage_server.engines.local.volumes.volume import Path
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 
 HEAT_HALF_LIFE_S = 600.0
 HEAT_MIN = 1 / 64  # below it an extent counts as never read
@@ -40,7 +40,7 @@ def admits(resident_bytes: int, length_bytes: int, budget_bytes: int) -> bool:
 
 def resident_bytes(extents: npt.NDArray[np.void]) -> int:
     """What the extents on the page-cache path take of the budget."""
-    is_resident = _is_live(extents) & (extents["path"] == Path.PAGE_CACHE)
+    is_resident = _is_live(extents) & (extents["path"] == IoPath.PAGE_CACHE)
     return int(extents["length_bytes"][is_resident].sum())
 
 
@@ -68,12 +68,12 @@ def replan(extents: npt.NDArray[np.void], budget_bytes: int, moves_max: int) -> 
     `moves_max` direct extents replace resident ones that are clearly colder and not being read.
     """
     is_live = _is_live(extents)
-    is_resident = is_live & (extents["path"] == Path.PAGE_CACHE)
+    is_resident = is_live & (extents["path"] == IoPath.PAGE_CACHE)
     room_bytes = budget_bytes - int(extents["length_bytes"][is_resident].sum())
     if room_bytes < 0:
         return Replan(_coldest(extents, np.flatnonzero(is_resident), -room_bytes), _NONE)
     candidates = np.flatnonzero(
-        is_live & (extents["path"] == Path.DIRECT) & (extents["heat"] >= HEAT_MIN)
+        is_live & (extents["path"] == IoPath.DIRECT) & (extents["heat"] >= HEAT_MIN)
     )
     entering = _fitting(extents, candidates, room_bytes)
     if len(entering):

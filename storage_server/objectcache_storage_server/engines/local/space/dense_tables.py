@@ -30,7 +30,7 @@ OBJECT_COLUMNS = np.dtype(
 EXTENT_COLUMNS = np.dtype(
     [
         ("is_used", "?"),
-        ("path", "u1"),  # a `Path`
+        ("path", "u1"),  # an `IoPath`
         ("is_cold", "?"),  # on the page-cache path, and not known to be in memory
         ("slots", "u2"),
         ("live_slots", "u2"),

@@ -29,7 +29,7 @@ from objectcache_storage_server.engines.local.space.dense_tables import (
 )
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.space.free_space import Allocator
-from objectcache_storage_server.engines.local.volumes.volume import Path, Volume
+from objectcache_storage_server.engines.local.volumes.volume import IoPath, Volume
 
 OfObjects = npt.NDArray[np.void]  # rows of OBJECT_COLUMNS
 
@@ -70,7 +70,7 @@ class Holdings:
         self.allocator.take_all(used["offset_bytes"][numbers], used["length_bytes"][numbers])
         self.allocated_bytes = int(used["length_bytes"][numbers].sum())
         self.resident_bytes = resident_bytes(used)
-        used["is_cold"][numbers] = Path.DIRECT in self.volume.paths
+        used["is_cold"][numbers] = IoPath.DIRECT in self.volume.paths
         live = objects[objects["is_used"]]
         np.add.at(extents["live_slots"], live["extent"][live["size_bytes"] > 0], 1)
         # Of an object in several runs the columns name only the first.
@@ -83,7 +83,7 @@ class Holdings:
 
     # --- space ---
 
-    def allocate(self, length_bytes: int, path: Path, geometry: Geometry | None) -> int | None:
+    def allocate(self, length_bytes: int, path: IoPath, geometry: Geometry | None) -> int | None:
         """A new extent that the index does not name yet, by number; None where no run fits.
 
         Raises `OSError` where the volume cannot grow for another reason than room, and
@@ -105,7 +105,7 @@ class Holdings:
     def _take_extent(
         self,
         length_bytes: int,
-        path: Path,
+        path: IoPath,
         geometry: Geometry | None,
         new_segment: int | None = None,
     ) -> int | None:
@@ -126,7 +126,7 @@ class Holdings:
                 row["num_layers"], row["slice_bytes"] = geometry.num_layers, geometry.slice_bytes
             row["readers"] = 1  # the writer, until the extent is committed or given back
             self.allocated_bytes += length_bytes
-            if path is Path.PAGE_CACHE:
+            if path is IoPath.PAGE_CACHE:
                 self.resident_bytes += length_bytes
             return number
 
@@ -235,11 +235,11 @@ class Holdings:
 
     def _count_extent(self, row: np.void, change_bytes: int) -> None:
         self.allocated_bytes += change_bytes
-        if row["path"] == Path.PAGE_CACHE:
+        if row["path"] == IoPath.PAGE_CACHE:
             self.resident_bytes += change_bytes
 
     def set_paths(
-        self, numbers: Sequence[int] | npt.NDArray[np.int64], path: Path
+        self, numbers: Sequence[int] | npt.NDArray[np.int64], path: IoPath
     ) -> list[tuple[int, int]]:
         """Assign distinct extents to a path; returns the (offset, length) of those that changed."""
         wanted = np.asarray(numbers, np.int64)
@@ -249,10 +249,10 @@ class Holdings:
             changes &= rows["path"][wanted] != path
             changed = wanted[changes]
             rows["path"][changed] = path
-            rows["is_cold"][changed] = path is Path.PAGE_CACHE
+            rows["is_cold"][changed] = path is IoPath.PAGE_CACHE
             offsets, lengths = rows["offset_bytes"][changed], rows["length_bytes"][changed]
             changed_bytes = int(lengths.sum())
-            self.resident_bytes += changed_bytes if path is Path.PAGE_CACHE else -changed_bytes
+            self.resident_bytes += changed_bytes if path is IoPath.PAGE_CACHE else -changed_bytes
         return list(zip(offsets.tolist(), lengths.tolist(), strict=True))
 
     def set_cold(self, number: int, is_cold: bool) -> None:
@@ -267,7 +267,7 @@ class Holdings:
         with self.lock:
             row = self.extents.rows[number]
             is_live = row["is_used"] and not row["is_freed"]
-            if not is_live or not row["is_cold"] or row["path"] != Path.PAGE_CACHE:
+            if not is_live or not row["is_cold"] or row["path"] != IoPath.PAGE_CACHE:
                 return None
             return int(row["offset_bytes"]), int(row["length_bytes"])
 
@@ -300,7 +300,7 @@ class Holdings:
             count_reads(rows, reads_of)
             return rows[extents]
 
-    def use_alone(self, version: Version) -> tuple[int, Path] | None:
+    def use_alone(self, version: Version) -> tuple[int, IoPath] | None:
         """Where an object that shares its one extent with none lies in the volume, and by which
         path it is read; None for any other. Counts as a use. To be called inside of `looking_up`,
         and so is the read.
@@ -316,7 +316,7 @@ class Holdings:
             if row["is_used"] and row["serial"] == version.serial:
                 row["last_used"] = self.clock_of_uses
             home["heat"] += np.float32(1)
-            return int(home["offset_bytes"]), Path(int(home["path"]))
+            return int(home["offset_bytes"]), IoPath(int(home["path"]))
 
     def unpin(self, extents: npt.NDArray[np.int64]) -> None:
         """Count the reader out."""
@@ -454,7 +454,7 @@ class Holdings:
 
     # --- views ---
 
-    def ranges(self, extents: Sequence[int], path: Path | None = None) -> list[tuple[int, int]]:
+    def ranges(self, extents: Sequence[int], path: IoPath | None = None) -> list[tuple[int, int]]:
         """(offset, length) of extents, of those on one path if it is given."""
         with self.lock:
             rows = self.extents.rows[list(extents)]

@@ -10,9 +10,9 @@ from objectcache_storage_server.engines.local.objects.stored_objects import Stor
 from objectcache_storage_server.engines.local.reads.device_sharing import Sharing
 from objectcache_storage_server.engines.local.upkeep.evict_chunks import Evictor
 from objectcache_storage_server.engines.local.upkeep.upkeep_thread import Upkeep
-from objectcache_storage_server.engines.local.volumes.volume import Path
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 
-PATH_NAMES = {Path.PAGE_CACHE: "page_cache", Path.DIRECT: "direct"}
+PATH_NAMES = {IoPath.PAGE_CACHE: "page_cache", IoPath.DIRECT: "direct"}
 
 
 def engine_status(
@@ -77,7 +77,7 @@ def extent_classes(extents: npt.NDArray[np.void]) -> tuple[ExtentClass, ...]:
     return tuple(classes)
 
 
-def _path_status(stored: StoredObjects, extents: npt.NDArray[np.void], path: Path) -> PathStatus:
+def _path_status(stored: StoredObjects, extents: npt.NDArray[np.void], path: IoPath) -> PathStatus:
     counts, chooser = stored.path_use.counts[path], stored.path_use.gates[path].chooser
     on_path = extents[extents["path"] == path]
     return PathStatus(

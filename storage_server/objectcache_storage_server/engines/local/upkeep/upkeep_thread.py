@@ -31,7 +31,7 @@ from objectcache_storage_server.engines.local.residency.planner import decay, re
 from objectcache_storage_server.engines.local.upkeep.evict_chunks import Evictor
 from objectcache_storage_server.engines.local.upkeep.move_chunks import Compactor
 from objectcache_storage_server.engines.local.upkeep.plan_eviction import expired
-from objectcache_storage_server.engines.local.volumes.volume import Path
+from objectcache_storage_server.engines.local.volumes.volume import IoPath
 
 ROUND_S = 0.5  # also how long an asynchronous put may wait for its flush
 BUDGET_EVERY_S = 2.0
@@ -150,7 +150,7 @@ class Upkeep:
 
     def _measure_budget(self) -> None:
         settings = self.settings
-        if Path.PAGE_CACHE not in self._stored.volume.paths:
+        if IoPath.PAGE_CACHE not in self._stored.volume.paths:
             self.budget = Budget(0, "the volume has no page cache")
         else:
             measured = page_cache_budget(
@@ -164,14 +164,14 @@ class Upkeep:
 
     def _replan(self, now_s: float, moves_max: int = MOVES_MAX) -> None:
         stored, holdings = self._stored, self._stored.holdings
-        if len(stored.volume.paths) < len(Path):
+        if len(stored.volume.paths) < len(IoPath):
             return
         with holdings.lock:
             decay(holdings.extents.used, now_s - self._decayed_s)
             extents = holdings.extents.used.copy()
         self._decayed_s = now_s
         plan = replan(extents, self.budget.bytes, moves_max)
-        for offset_bytes, length_bytes in joined(holdings.set_paths(plan.to_direct, Path.DIRECT)):
+        for offset_bytes, length_bytes in joined(holdings.set_paths(plan.to_direct, IoPath.DIRECT)):
             stored.volume.drop_cache(offset_bytes, length_bytes)
         entering: list[int] = plan.to_page_cache.tolist()
         ranges = holdings.ranges(entering)
@@ -180,7 +180,7 @@ class Upkeep:
             for number, (offset_bytes, length_bytes) in zip(entering, ranges, strict=True)
             if stored.volume.enter_cache(offset_bytes, length_bytes)
         ]
-        holdings.set_paths(entered, Path.PAGE_CACHE)
+        holdings.set_paths(entered, IoPath.PAGE_CACHE)
 
     def _fill(self, now_s: float) -> None:
         """Bring extents into the page cache that readers did not find there, while the device is

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import NamedTuple
 
 from objectcache_schemas.errors import Unavailable
@@ -53,7 +53,7 @@ from objectcache_storage_server.engines.local.direct.threads import (
 from objectcache_storage_server.engines.local.direct.uring import UringSubmitter
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
-    Path,
+    IoPath,
     Transfer,
     Volume,
 )
@@ -93,7 +93,7 @@ class DataFiles(Volume):
 
     def __init__(
         self,
-        folder: FilePath,
+        folder: Path,
         segment_bytes: int,
         capacity_bytes: int,
         reserve_bytes: int,
@@ -122,12 +122,12 @@ class DataFiles(Volume):
         self.segment_bytes = _settled_segment_bytes(folder, segment_bytes)
         self._alignment = _probe_alignment(folder)
         self._submitter: Submitter | None = None
-        self.paths = frozenset({Path.PAGE_CACHE})
+        self.paths = frozenset({IoPath.PAGE_CACHE})
         self.device_path = "none: the file system has no direct path"
         self.cache_path = "that of the file system"
         if self._alignment is not None:
             self._submitter = _open_submitter(direct_io, depth)
-            self.paths = frozenset(Path)
+            self.paths = frozenset(IoPath)
             self.device_path = self._submitter.description
         self._files: dict[int, _DataFile] = {}
         self._flush_pool = ThreadPoolExecutor(FLUSH_THREADS, "objectcache-flush")
@@ -192,8 +192,8 @@ class DataFiles(Volume):
 
     # --- bytes ---
 
-    def read(self, transfers: Sequence[Transfer], path: Path) -> int:
-        if path is Path.PAGE_CACHE:
+    def read(self, transfers: Sequence[Transfer], path: IoPath) -> int:
+        if path is IoPath.PAGE_CACHE:
             located = self._located(transfers)
             return sum(
                 _read_cached(file.buffered, offset, memory) for file, offset, memory in located
@@ -222,8 +222,8 @@ class DataFiles(Volume):
                 read_ahead(file.buffered, begin, length, self._piece_bytes_max)
                 os.pread(file.buffered, 1, begin + length - 1)  # waits for the last of it
 
-    def write(self, transfers: Sequence[Transfer], path: Path) -> None:
-        if path is Path.PAGE_CACHE:
+    def write(self, transfers: Sequence[Transfer], path: IoPath) -> None:
+        if path is IoPath.PAGE_CACHE:
             writes = _CachedWrites()
             for file, offset, memory in self._located(transfers):
                 writes.add(file.buffered, offset, memory)
@@ -303,7 +303,7 @@ class DataFiles(Volume):
         if self._is_closed:
             raise OSError(errno.EBADF, "the volume is closed")
 
-    def _path(self, segment: int) -> FilePath:
+    def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:06d}"
 
     def _create(self, segment: int) -> None:
@@ -326,7 +326,7 @@ class DataFiles(Volume):
                 self._mend_length(path)
                 self._files[int(path.name)] = self._open_file(int(path.name))
 
-    def _mend_length(self, path: FilePath) -> None:
+    def _mend_length(self, path: Path) -> None:
         length_bytes = path.stat().st_size
         if length_bytes != self.segment_bytes:
             log.error(
@@ -340,7 +340,7 @@ class DataFiles(Volume):
     def _open_file(self, segment: int) -> _DataFile:
         path = self._path(segment)
         buffered = os.open(path, _READ_WRITE)
-        if Path.DIRECT not in self.paths:
+        if IoPath.DIRECT not in self.paths:
             return _DataFile(buffered, -1)
         # What is not in memory is read directly, so reading ahead would read it twice.
         os.posix_fadvise(buffered, 0, 0, os.POSIX_FADV_RANDOM)
@@ -351,7 +351,7 @@ class DataFiles(Volume):
             raise
 
 
-def _open_locked(path: FilePath) -> int:
+def _open_locked(path: Path) -> int:
     direct = os.open(path, _READ_WRITE | os.O_DIRECT)
     try:
         lock_when_idle(direct)
@@ -361,7 +361,7 @@ def _open_locked(path: FilePath) -> int:
     return direct
 
 
-def _settled_segment_bytes(folder: FilePath, segment_bytes: int) -> int:
+def _settled_segment_bytes(folder: Path, segment_bytes: int) -> int:
     """The length of this folder's files; `segment_bytes` where none is settled yet."""
     path = folder / _SEGMENT_BYTES
     lengths = {file.stat().st_size for file in folder.iterdir() if _NAME.fullmatch(file.name)}
@@ -390,13 +390,13 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def _make_folder(folder: FilePath) -> None:
+def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(mode=0o700)
         sync_folder(folder.parent)
 
 
-def _allocate(path: FilePath, length_bytes: int) -> None:
+def _allocate(path: Path, length_bytes: int) -> None:
     file_descriptor = os.open(path, _READ_WRITE | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.posix_fallocate(file_descriptor, 0, length_bytes)
@@ -405,7 +405,7 @@ def _allocate(path: FilePath, length_bytes: int) -> None:
         os.close(file_descriptor)
 
 
-def _probe_alignment(folder: FilePath) -> Alignment | None:
+def _probe_alignment(folder: Path) -> Alignment | None:
     """What the direct path asks of files in this folder; None where they have none that can write
     single blocks.
     """

@@ -16,7 +16,7 @@ import errno
 import logging
 import threading
 from collections.abc import Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.limits import MIB
@@ -57,7 +57,7 @@ from objectcache_storage_server.engines.local.volumes.nvme_superblock import (
 )
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
-    Path,
+    IoPath,
     Transfer,
     Volume,
 )
@@ -70,8 +70,8 @@ log = logging.getLogger("objectcache.storage_server.engines.local.volumes.nvme_v
 
 
 def open_nvme_volume(
-    device_path: FilePath,
-    folder: FilePath,
+    device_path: Path,
+    folder: Path,
     segment_bytes: int,
     depth: int,
     block_device: str = "auto",
@@ -83,7 +83,7 @@ def open_nvme_volume(
 
     Raises `Unavailable`, with a remedy, where it cannot be used or is not this store's.
     """
-    named = None if block_device in (AUTO, OFF) else FilePath(block_device)
+    named = None if block_device in (AUTO, OFF) else Path(block_device)
     if named is not None:
         _refuse_other(named, device_path)
     with contextlib.ExitStack() as undo:
@@ -105,7 +105,7 @@ def open_nvme_volume(
         return volume
 
 
-def _refuse_other(named: FilePath, device_path: FilePath) -> None:
+def _refuse_other(named: Path, device_path: Path) -> None:
     """Raise `Unavailable` for what is not the block device, before anybody claims it."""
     try:
         check_names(named, device_path)
@@ -123,7 +123,7 @@ class NvmeVolume(Volume):
     def __init__(
         self,
         device: NvmeDevice,
-        folder: FilePath,
+        folder: Path,
         segment_bytes: int,
         block_device: BlockDevice | None = None,
         why_none: str = "no block device was given",
@@ -136,7 +136,7 @@ class NvmeVolume(Volume):
         """
         assert segment_bytes > 0
         assert segment_bytes % BLOCK_BYTES == 0
-        self.paths = frozenset({Path.DIRECT})
+        self.paths = frozenset({IoPath.DIRECT})
         self.cache_path = f"none: {why_none}"
         self._cached: CachedNamespace | None = None
         self._block_device = block_device
@@ -151,7 +151,7 @@ class NvmeVolume(Volume):
             superblock = self._claim(StoreId(folder), segment_bytes)
             if block_device is not None:
                 self._cached = self._checked_cache(block_device)
-                self.paths = frozenset(Path)
+                self.paths = frozenset(IoPath)
                 self.cache_path = block_device.description
         except (RefusedNamespace, ValueError) as error:
             raise Unavailable(f"{device.name} is not used: {error}") from error
@@ -192,7 +192,7 @@ class NvmeVolume(Volume):
 
     # --- bytes ---
 
-    def read(self, transfers: Sequence[Transfer], path: Path) -> int:
+    def read(self, transfers: Sequence[Transfer], path: IoPath) -> int:
         found_bytes = 0
         direct: list[tuple[int, memoryview]] = []
         for offset_bytes, memory in transfers:
@@ -201,7 +201,7 @@ class NvmeVolume(Volume):
             if not len(memory):
                 continue
             located = self._located(offset_bytes, len(memory))
-            if path is Path.PAGE_CACHE and self._cache.is_fresh(located, located + len(memory)):
+            if path is IoPath.PAGE_CACHE and self._cache.is_fresh(located, located + len(memory)):
                 found_bytes += self._cache.read(located, memory)
             else:
                 direct.append((located, memory))
@@ -226,13 +226,13 @@ class NvmeVolume(Volume):
             located = self._located(begin, length)
             self._cached.prefetch(located, located + length)
 
-    def write(self, transfers: Sequence[Transfer], path: Path) -> None:
+    def write(self, transfers: Sequence[Transfer], path: IoPath) -> None:
         located = [
             (self._located(offset_bytes, len(memory)), memory)
             for offset_bytes, memory in transfers
             if len(memory)
         ]
-        if path is Path.PAGE_CACHE:
+        if path is IoPath.PAGE_CACHE:
             for begin, memory in located:
                 self._write_cached(begin, memory)
             return

@@ -22,7 +22,7 @@ from objectcache_schemas.limits import KIB
 BLOCK_BYTES = 4 * KIB  # unit in which space is given out, and of a padded row
 
 
-class Path(enum.IntEnum):
+class IoPath(enum.IntEnum):
     """A way from the device to memory."""
 
     PAGE_CACHE = 0
@@ -39,7 +39,7 @@ class Transfer(NamedTuple):
 class Volume(ABC):
     """Where extents lie."""
 
-    paths: frozenset[Path]  # that this volume has; never empty
+    paths: frozenset[IoPath]  # that this volume has; never empty
     device_path: str  # for operators: how the direct path submits, and why
     cache_path: str = ""  # for operators: whose page cache it is, or why there is none
     segment_bytes: int  # an extent never crosses a multiple of this
@@ -74,7 +74,7 @@ class Volume(ABC):
     # --- bytes ---
 
     @abstractmethod
-    def read(self, transfers: Sequence[Transfer], path: Path) -> int:
+    def read(self, transfers: Sequence[Transfer], path: IoPath) -> int:
         """Fill every memory; returns the bytes that were found in memory rather than read.
 
         Any offset, length and memory will do; whole blocks in aligned memory are read in place on
@@ -102,7 +102,7 @@ class Volume(ABC):
         """
 
     @abstractmethod
-    def write(self, transfers: Sequence[Transfer], path: Path) -> None:
+    def write(self, transfers: Sequence[Transfer], path: IoPath) -> None:
         """Write every memory; nothing is durable before `flush`.
 
         On the direct path the last block of a transfer is filled up with zeros, so a transfer

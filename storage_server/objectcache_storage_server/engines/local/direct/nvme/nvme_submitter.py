@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from objectcache_storage_server.engines.local.direct.alignment import Alignment
-from objectcache_storage_server.engines.local.direct.batches import Piece, Submitter
+from objectcache_storage_server.engines.local.direct.batches import DirectPiece, Submitter
 from objectcache_storage_server.engines.local.direct.nvme.nvme_commands import (
     Opcode,
     lba_range,
@@ -36,16 +36,16 @@ class NvmeSubmitter(Submitter):
             f"blocks of {self._lba_bytes}, to {device.name}"
         )
 
-    def read(self, pieces: Sequence[Piece]) -> None:
+    def read(self, pieces: Sequence[DirectPiece]) -> None:
         self._device.run(self._commands(Opcode.READ, pieces), "NVMe read")
 
-    def write(self, pieces: Sequence[Piece]) -> None:
+    def write(self, pieces: Sequence[DirectPiece]) -> None:
         self._device.run(self._commands(Opcode.WRITE, pieces), "NVMe write")
 
     def close(self) -> None:
         """The device is not this object's."""
 
-    def _commands(self, opcode: Opcode, pieces: Sequence[Piece]) -> list[bytes]:
+    def _commands(self, opcode: Opcode, pieces: Sequence[DirectPiece]) -> list[bytes]:
         return [
             command
             for piece in pieces
