@@ -23,7 +23,6 @@ PACKAGES = {
 }
 FOLDER_FILES_MAX = 15
 NAMED_BY_USERS = {"ObjectCacheConnector"}  # of vLLM and of LMCache, in their configurations
-NOT_YET = {"Piece", "Parts"}
 
 
 def modules(top: str) -> Iterator[tuple[str, Path]]:
@@ -63,7 +62,7 @@ def test_a_public_class_shares_its_name_with_no_other() -> None:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes[node.name].append(name)
     shared = {name: where for name, where in homes.items() if len(where) > 1}
-    assert {name: shared[name] for name in shared.keys() - NAMED_BY_USERS - NOT_YET} == {}
+    assert {name: shared[name] for name in shared.keys() - NAMED_BY_USERS} == {}
 
 
 @pytest.mark.parametrize("top", [*PACKAGES, "benchmarks"])
