@@ -239,12 +239,12 @@ class BlobEngine(CatalogEngine[BlobVersion], BlobReader):
             except _LostVersion as lost:  # deleted since it was looked up, or damaged; look again
                 self._drop(lost.version, str(lost))
             else:
-                return OpenBlobs(self, [versions.get(key) for key in keys])
+                return OpenBlobs(self, list(map(versions.get, keys)))
 
     def _pin(self, bucket_number: int, keys: Sequence[str]) -> dict[str, OpenVersion]:
         """What is stored of `keys`, all as of one moment, open; raises `_LostVersion`."""
         epoch, pinned = self._cache.pin(bucket_number, keys)
-        missing = [key for key in keys if key not in pinned]
+        missing = [key for key in keys if key not in pinned] if len(pinned) < len(keys) else []
         if not missing:
             return pinned
         try:

@@ -59,11 +59,12 @@ class OpenVersionCache:
         with self._lock:
             if self._changes:
                 return self._epoch, pinned
-            versions = self._versions
+            versions, move_to_end = self._versions, self._versions.move_to_end
             for key in keys:
-                each = versions.get((bucket_number, key))
+                name = (bucket_number, key)
+                each = versions.get(name)
                 if each is not None and key not in pinned:
-                    versions.move_to_end((bucket_number, key))
+                    move_to_end(name)
                     each.pins += 1
                     pinned[key] = each
             return self._epoch, pinned

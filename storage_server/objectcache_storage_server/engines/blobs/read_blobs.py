@@ -80,7 +80,7 @@ class OpenBlobs(OpenObjects):
     def __init__(self, reader: BlobReader, versions: Sequence[OpenVersion | None]) -> None:
         self.infos = [each.version.info if each else None for each in versions]
         self._reader = reader
-        self._versions = list(versions)
+        self._versions = versions
 
     def placements(self) -> Sequence[Placement]:
         assert None not in self._versions, "an object is not stored"
@@ -196,7 +196,7 @@ class OpenBlobs(OpenObjects):
 
     def close(self) -> None:
         versions, self._versions = self._versions, []
-        self._reader.unpin(list({id(each): each for each in versions if each is not None}.values()))
+        self._reader.unpin([each for each in set(versions) if each is not None])
 
 
 class _BegunBlobReads(BegunReads):
