@@ -21,6 +21,7 @@ WAIT_FOR_DRIVES_S = 30.0
 RUNS = "/runs.json"
 WRITING = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 CONTROLLERS = "/sys/class/nvme"
+OUR_PACKAGES = ("schemas", "runtime", "fabrics", "storage_server")  # what is tested, and below it
 SYSTEM_MOUNTS = {"/proc": "proc", "/sys": "sysfs", "/dev": "devtmpfs"}
 
 
@@ -77,7 +78,7 @@ def run_program(interpreter: str, repository: str, arguments: list[str]) -> None
 
 def environment(repository: str) -> dict[str, str]:
     """Where our packages are found."""
-    packages = [os.path.join(repository, name) for name in ("schemas", "storage_server")]
+    packages = [os.path.join(repository, name) for name in OUR_PACKAGES]
     return {
         "HOME": "/tmp",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

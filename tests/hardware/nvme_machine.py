@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.hardware.nvme_guest import OUR_PACKAGES
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 GUEST = REPOSITORY / "tests" / "hardware" / "nvme_guest.py"
 KERNEL_VARIABLE = "NVME_TEST_KERNEL"
@@ -34,7 +36,6 @@ MEMORY_MIB = 1024
 TIME_LIMIT_S = 300
 SERIAL = "objectcache"  # begins a drive's serial number, which ends with its place in the list
 _EXIT_CODE = re.compile(r"^guest: exit code (\d+)", re.MULTILINE)
-_OUR_PACKAGES = ("schemas", "storage_server", "tests")
 _OTHER_PACKAGES = (
     *("_pytest", "iniconfig", "lmdb", "msgspec", "numpy", "numpy.libs", "packaging"),
     *("pluggy", "pygments", "pytest", "sortedcontainers", "xxhash"),
@@ -191,7 +192,7 @@ def guest_files() -> dict[str, Path]:
     files += [site / "py.py", site / "typing_extensions.py"]
     for package in _OTHER_PACKAGES:
         files += tree(site / package)
-    for package in _OUR_PACKAGES:
+    for package in (*OUR_PACKAGES, "tests"):
         files += tree(REPOSITORY / package, left_out={"__pycache__"})
     libraries = shared_libraries(file for file in files if is_program(file))
     found = {str(file): file for file in (*files, *libraries)}
