@@ -21,10 +21,10 @@ SOAK_SECONDS ?= 3600
 
 # Errors only: what pip warns of is about the machine's own set-up.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-SOURCES := schemas runtime fabrics gateway storage_server client laboratory operations tests benchmarks examples
+SOURCES := schemas runtime fabrics dispatch encodings gateway storage_server client laboratory relay operations tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-engines test-rdma check lint types imports pyright clients compare \
+.PHONY: help demo serve test test-engines test-rdma test-nvme check lint types imports pyright clients compare \
 	fuzz bench figures soak clean s3-tests
 
 help: ## show this list
@@ -37,10 +37,15 @@ demo: $(VENV)/.server ## prefill, store and reuse a prefix layer by layer (about
 serve: $(VENV)/.server ## start a server; DATA_DIR=./data LISTEN=127.0.0.1:9000
 	$(BIN)/objectcache serve --data-dir '$(DATA_DIR)' --listen '$(LISTEN)'
 
-# Two workers: tests wait for servers that start and stop, more than they compute. A file's tests stay
-# in one worker, so that they share its servers.
-test: check ## static checks, then every test; PYTEST_ARGS='-k words'
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PYTEST_ARGS)
+# Four workers, on two cores too: tests wait for servers that start and stop, more than they compute.
+# A file's tests stay in one worker, so that they share its servers. Files in their order, in which
+# the many short ones of tests/unit are last: xdist's own begins with those of the most tests, and ends with one worker
+# in a long campaign of a few.
+# Bytecode is kept: without it each worker rewrites every test's assertions, and each of hundreds of processes
+# compiles all of its modules.
+CHECKS ?= check
+test: $(CHECKS) $(VENV)/.test ## static checks, every test; PYTEST_ARGS='-k words' TEST_EXAMPLES=20
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # PYTEST_ARGS='-k words' may leave one of the two without a test, which is pytest's status 5;
 # without words that is a failure.
@@ -56,6 +61,9 @@ test-engines: $(ENGINES)/.installed ## connectors with their engines, and a whol
 
 test-rdma: $(VENV)/.test ## RDMA verbs on a software device in an emulated machine
 	$(BIN)/python -m tests.rdma $(PYTEST_ARGS)
+
+test-nvme: $(VENV)/.test ## of make test what runs in a machine with emulated NVMe drives
+	$(BIN)/python -m pytest tests/hardware/test_nvme_machine.py
 
 compare: $(ENGINES)/.installed ## beside other stores in one run; COMPARE_ARGS=--quick
 	$(ENGINES)/bin/python -m benchmarks.compare $(COMPARE_ARGS)

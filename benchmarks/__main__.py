@@ -24,8 +24,14 @@ from benchmarks.deliveries.puts import measure_puts
 from benchmarks.deliveries.small_chunks import measure_small_chunks
 from benchmarks.deliveries.stages import measure_stages
 from benchmarks.deliveries.warm import measure_warm
+from benchmarks.dual_path.questions import measure_dual_path
+from benchmarks.encodings.codecs import measure_codecs
+from benchmarks.encodings.decode_workers import measure_decode_workers
+from benchmarks.encodings.encoded_puts import measure_encoded_puts
 from benchmarks.memory_pressure.rounds import measure_memory_pressure
 from benchmarks.s3.requests import measure_s3
+from benchmarks.server_costs.dispatch_service import measure_dispatch_service
+from benchmarks.server_costs.dispatching import measure_dispatching
 from benchmarks.server_costs.million_objects import measure_million_objects
 from benchmarks.server_costs.planning import measure_planning
 from benchmarks.server_costs.scheduling import measure_scheduling
@@ -42,11 +48,17 @@ QUESTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "far-store": measure_far_store,
     "planning": measure_planning,
     "scheduling": measure_scheduling,
+    "dispatching": measure_dispatching,
+    "dispatch-service": measure_dispatch_service,
+    "codecs": measure_codecs,
+    "decode-workers": measure_decode_workers,
     "puts": measure_puts,
+    "encoded-puts": measure_encoded_puts,
     "memory-pressure": measure_memory_pressure,
     "small-chunks": measure_small_chunks,
     "many-objects": measure_million_objects,
     "nixl": measure_nixl,
+    "dual-path": measure_dual_path,
     "s3": measure_s3,
 }
 

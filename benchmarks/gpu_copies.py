@@ -30,13 +30,13 @@ from objectcache.gpu import copy_kernel
 from objectcache.gpu.copier import Copier
 from objectcache.gpu.cuda_device import CudaDevice
 from objectcache.gpu.device import Device, Direction, Way
-from objectcache.gpu.emulated_device import EmulatedDevice
 from objectcache.gpu.line import LineSettings
 from objectcache.gpu.pieces import BlockPart, PagedBlocks, Pieces
 from objectcache.landing.memory_file import MemoryFile
 from objectcache.payload import Bytes, PayloadShape
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.limits import GIB, MIB
+from tests.emulated_device import EmulatedDevice
 
 LAYERS = 32
 ROUNDS = 5
@@ -304,10 +304,10 @@ def measure_link(bench: Bench, torch: Any) -> None:
             return lambda: timed(copy)
 
         kinds = {
-            "load, torch's pinned memory": of(on_device, pinned),
+            "load, torch's page-locked memory": of(on_device, pinned),
             "load, pageable memory": of(on_device, pageable),
             "load, a registered memory file": registered,
-            "save, torch's pinned memory": of(pinned, on_device),
+            "save, torch's page-locked memory": of(pinned, on_device),
             "save, pageable memory": of(pageable, on_device),
             "save, a registered memory file": saved,
         }
@@ -321,7 +321,7 @@ def measure_link(bench: Bench, torch: Any) -> None:
                 gb_per_s(count, statistics.median(samples)),
                 "GB/s",
                 statistics.median(reference) / statistics.median(samples),
-                "torch's pinned memory",
+                "torch's page-locked memory",
             )
     begin_s = time.perf_counter()
     file = MemoryFile(count)

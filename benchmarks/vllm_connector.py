@@ -8,6 +8,7 @@ from the same process, and a plain copy of the same bytes.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import statistics
 import tempfile
@@ -17,13 +18,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from benchmarks.basis.missing_packages import or_say_what_to_install
 from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.vllm.scheduler.lookups import Lookups
 from objectcache.connectors.vllm.worker.paged_layout import ContentShape, PagedLayer
-from tests.engines.vllm_engine import ORDERS, Engine, EngineConfigs, model_directory, paged_tensors
 from tests.servers import RunningServer, start_server
+
+with or_say_what_to_install(
+    "make .venv-engines/.installed, and run this with .venv-engines/bin/python"
+):
+    import torch
+
+    from tests.engines.vllm_engine import (
+        ORDERS,
+        Engine,
+        EngineConfigs,
+        model_directory,
+        paged_tensors,
+    )
 
 REQUESTS = 60
 TOKENS = 4096
@@ -180,6 +193,7 @@ def measure_copies() -> None:
 
 def main() -> None:
     """Print both."""
+    argparse.ArgumentParser("python -m benchmarks.vllm_connector", description=__doc__).parse_args()
     measure_copies()
     measure_ranks()
     with tempfile.TemporaryDirectory() as name:

@@ -2,8 +2,10 @@
 
 vLLM's CPU build serves a small model with random weights. Each load mode has an engine of its own.
 Prompts are asked three times: computed, then hit by an engine whose own prefix cache was emptied,
-for the first time and again; then several different ones at once. Answers are compared: a hit must
-answer as computing did.
+for the first time and again; then several different ones at once. Then the server's deliveries are
+slowed down, and prompts hit one after the other while another request is answered, whose longest
+wait for a token is shown beside their times. Answers are compared: a hit must answer as computing
+did.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import socket
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +32,21 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.basis.missing_packages import or_say_what_to_install
+from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleState, SetSchedule
 from tests.servers import RunningServer, running_server
-from tests.vllm_serve.small_model import VOCABULARY, WIDTH, Llama, write_model
+from tests.storage_client import StorageClient
+
+with or_say_what_to_install("make .venv-vllm/.installed, and run this with .venv-vllm/bin/python"):
+    from tests.vllm_serve.small_model import VOCABULARY, WIDTH, Llama, write_model
 
 MODEL = Llama(layers=8, hidden=512, heads=8, inner=1408, tokens_max=12_288)
 KV_BYTES_A_TOKEN = MODEL.layers * 2 * MODEL.heads * WIDTH * 4
 READY_S, ANSWER_S = 300.0, 120.0
+DIFFERENT = 4  # prompts of 3,000 tokens
+SLOW_GBPS = 0.4  # 50 MB/s: about two seconds for one of them
+BEFORE_TOKENS = 10  # of the other request, before a prompt is asked beside it
+OTHERS_TOKENS = 4000  # more than it will answer
 
 
 class Engine:
@@ -85,17 +98,53 @@ class Engine:
         token: int = reply["choices"][0]["token_ids"][0]
         return time.monotonic() - begun_s, token
 
+    @contextlib.contextmanager
+    def answering(self, prompt: Sequence[int]) -> Generator[list[float]]:
+        """Another request is answered for the length of the block, token by token: when each one
+        came (by time.monotonic).
+        """
+        asked = {
+            "model": self._model,
+            "prompt": list(prompt),
+            "max_tokens": OTHERS_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        came_s: list[float] = []
+        with contextlib.closing(self._open("/v1/completions", asked)) as reply:
+
+            def read() -> None:
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # when it is closed
+                    came_s.extend(time.monotonic() for line in reply if line.startswith(b"data"))
+
+            reading = threading.Thread(target=read)
+            reading.start()
+            deadline_s = time.monotonic() + ANSWER_S
+            try:
+                while len(came_s) < BEFORE_TOKENS:
+                    if not reading.is_alive() or time.monotonic() > deadline_s:
+                        raise SystemExit("the other request is not answered")
+                    time.sleep(0.01)
+                yield came_s
+            finally:
+                reply.fp.raw._sock.shutdown(socket.SHUT_RDWR)
+                reading.join()
+
     def forget(self) -> None:
         """Empty its own prefix cache."""
         while not self._ask("/reset_prefix_cache", {})["success"]:
             time.sleep(0.05)
 
     def _ask(self, path: str, document: dict[str, Any] | None = None) -> Any:
+        with self._open(path, document) as reply:
+            return json.loads(reply.read() or b"null")
+
+    def _open(self, path: str, document: dict[str, Any] | None = None) -> Any:
         body = None if document is None else json.dumps(document).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(self._url + path, body, headers)
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as reply:
-            return json.loads(reply.read() or b"null")
+        return urllib.request.urlopen(request, timeout=ANSWER_S)
 
     def stop(self) -> None:
         """End the group."""
@@ -138,6 +187,7 @@ def measure(program: Path, model: Path, folder: Path, mode: str, sizes: Sequence
                 engine.wait_ready()
                 engine.answer(prompt(1, 64))
                 rows += (_hits if restarted else _computed)(engine, mode, sizes)
+                rows += _beside_another(engine, server, mode) if restarted else ()
                 time.sleep(2.0)  # the last puts
             finally:
                 engine.stop()
@@ -152,7 +202,7 @@ def _computed(engine: Engine, mode: str, sizes: Sequence[int]) -> list[Any]:
     for size in sizes:
         took_s, _RIGHT[mode, size] = engine.answer(prompt(size, size))
         rows.append((mode, size, "computed", [took_s]))
-    for number in range(4):
+    for number in range(DIFFERENT):
         _, _RIGHT[mode, number] = engine.answer(prompt(100 + number, 3000))
     return rows
 
@@ -164,11 +214,32 @@ def _hits(engine: Engine, mode: str, sizes: Sequence[int]) -> list[Any]:
         rows += [(mode, size, "first hit", [first]), (mode, size, "later hits", again)]
     for _ in range(2):
         engine.forget()
-        with ThreadPoolExecutor(4) as threads:
-            asked = [prompt(100 + number, 3000) for number in range(4)]
+        with ThreadPoolExecutor(DIFFERENT) as threads:
+            asked = [prompt(100 + number, 3000) for number in range(DIFFERENT)]
             answers = list(threads.map(engine.answer, asked))
-        assert [token for _, token in answers] == [_RIGHT[mode, number] for number in range(4)]
+        right = [_RIGHT[mode, number] for number in range(DIFFERENT)]
+        assert [token for _, token in answers] == right
     return [*rows, (mode, 3000, "4 hits at once", [took_s for took_s, _ in answers])]
+
+
+def _beside_another(engine: Engine, server: RunningServer, mode: str) -> list[Any]:
+    """Slow hits while another request is answered. The first one teaches what loads take."""
+    took_s, waits_s = list[float](), list[float]()
+    with StorageClient(server.run_dir / "storage.sock") as connection:
+        connection.ask(SetSchedule(changes=ScheduleChanges(cap_gbps=SLOW_GBPS)), ScheduleState)
+    for number in range(DIFFERENT):
+        engine.forget()
+        with engine.answering(prompt(7, 64)) as came_s:
+            begin = len(came_s) - 1
+            answered_s, token = engine.answer(prompt(100 + number, 3000))
+            others_s = [*came_s[begin:], time.monotonic()]
+        assert token == _RIGHT[mode, number], "a hit answers otherwise than computing did"
+        took_s.append(answered_s)
+        waits_s.append(max(after - before for before, after in pairwise(others_s)))
+    return [
+        (mode, 3000, "slow hits beside another", took_s[1:]),
+        (mode, 3000, "the other's longest wait", waits_s[1:]),
+    ]
 
 
 def _hit(engine: Engine, mode: str, name: int, asked: Sequence[int]) -> float:
@@ -182,11 +253,11 @@ def main() -> None:
     """Measure and print."""
     arguments = argparse.ArgumentParser(prog="python -m benchmarks.vllm_ttft", description=__doc__)
     arguments.add_argument("--vllm", type=Path, required=True, help="the vllm command")
-    arguments.add_argument("--modes", default="layerwise,before_schedule")
+    arguments.add_argument("--modes", default="layerwise,before_schedule,per_request")
     arguments.add_argument("--tokens", default="1000,3000,8000")
     chosen = arguments.parse_args()
     sizes = [int(size) for size in chosen.tokens.split(",")]
-    table = Table("load mode", "prompt tokens", "KV MiB", "what", "TTFT ms, median", "most")
+    table = Table("load mode", "prompt tokens", "KV MiB", "what", "ms, median", "most")
     for mode in chosen.modes.split(","):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

@@ -48,13 +48,15 @@ class Authority:
         rsa_key: bool = False,
         passphrase: bytes | None = None,
     ) -> Pair:
-        """A pair for `host` and 127.0.0.1; a second one of that name replaces the files."""
+        """A pair for `host`, a name or an address, and for "localhost" 127.0.0.1, too; a second one
+        of that name replaces the files.
+        """
         key = (
             rsa.generate_private_key(65537, 2048)
             if rsa_key
             else ec.generate_private_key(ec.SECP256R1())
         )
-        names: list[x509.GeneralName] = [x509.DNSName(host)]
+        names: list[x509.GeneralName] = [_host_name(host)]
         if host == "localhost":
             names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
         certificate = (
@@ -73,6 +75,13 @@ class Authority:
         )
         pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return pair
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def serial_number(certificate_der: bytes) -> int:

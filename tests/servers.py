@@ -8,22 +8,37 @@ from __future__ import annotations
 import configparser
 import contextlib
 import os
+import secrets
 import select
+import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-READY_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 15.0
+from tests.forked_servers import ForkedProcess
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
 LOG_TAIL_BYTES = 4000
 RUN_DIR_PARENT = "/tmp"  # a socket's path must be short, and pytest's directories are long
+_PORTS = range(20_000, 32_768)  # below those that Linux takes for connections' own ends
+
+
+def free_port(ports: Sequence[int] = _PORTS) -> int:
+    """A port of the loopback that nobody listens at. No connection takes it meanwhile, so that it
+    is free when a server begins there, and when it begins again.
+    """
+    while True:
+        port = secrets.choice(ports)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +52,35 @@ class Credentials:
 class ServerProcess:
     """One server process: started, waited for, stopped by its id."""
 
-    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
+    ) -> None:
+        """`within` are words before the command that run it elsewhere, as the same process, from
+        the interpreter's start on; all others are forked.
+        """
         self._module = module
         self._log = log
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("OBJECTCACHE_")
         }
+        environment |= variables or {}
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         with log.open("ab") as log_file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log_file,
-                env=environment,
-            )
+            if within:
+                self._process = subprocess.Popen(
+                    [*within, sys.executable, "-m", module, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log_file,
+                    env=environment,
+                )
+            else:
+                self._process = ForkedProcess(module, arguments, log_file, environment)
 
     @property
     def pid(self) -> int:
@@ -63,13 +93,18 @@ class ServerProcess:
         return self._process.poll()
 
     def wait_ready(self) -> str:
-        """The last word of the ready line; fails with the log's end where none comes."""
+        """The last word of the ready line. Where none comes it fails with the log's end; the
+        process has ended then, whatever is raised here.
+        """
         assert self._process.stdout is not None
-        readable, _, _ = select.select([self._process.stdout], [], [], READY_TIMEOUT_S)
-        line = self._process.stdout.readline().decode() if readable else ""
-        if not line.startswith("ready "):
+        try:
+            readable, _, _ = select.select([self._process.stdout], [], [], READY_TIMEOUT_S)
+            line = self._process.stdout.readline().decode() if readable else ""
+            is_ready = line.startswith("ready ")
+            assert is_ready, f"{self._module} is not ready: {line!r}\n{self.log_tail()}"
+        except BaseException:
             self.kill()
-            raise AssertionError(f"{self._module} is not ready: {line!r}\n{self.log_tail()}")
+            raise
         return line.split()[-1]
 
     def log_tail(self) -> str:
@@ -78,16 +113,20 @@ class ServerProcess:
 
     def terminate(self) -> int:
         """SIGTERM, then SIGKILL where that does not help in time; returns the exit status."""
+        self.signal_stop()
+        return self.wait_or_kill()
+
+    def signal_stop(self) -> None:
+        """SIGTERM, without waiting."""
         self._process.terminate()
+
+    def wait_or_kill(self) -> int:
+        """Wait for the end, SIGKILL where it does not come in time; returns the exit status."""
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return self.kill()
         return self._closed()
-
-    def signal_stop(self) -> None:
-        """SIGTERM, without waiting."""
-        self._process.terminate()
 
     def wait(self) -> int:
         """Wait for the end, bounded; returns the exit status."""
@@ -107,6 +146,37 @@ class ServerProcess:
         return self._process.returncode
 
 
+def stop_whole(pid: int) -> None:
+    """SIGSTOP; returns once every thread stands still. On a busy machine they go on for a while,
+    and answer.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    while not all(map(_is_stopped, Path(f"/proc/{pid}/task").iterdir())):
+        assert time.monotonic() < deadline_s, f"process {pid} does not stand still"
+        time.sleep(0.001)
+
+
+def _is_stopped(thread: Path) -> bool:
+    try:
+        status = (thread / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return True
+    return status.rpartition(")")[2].split()[0] in "TtZX"
+
+
+@contextmanager
+def standing_still(*pids: int) -> Iterator[None]:
+    """Have processes do nothing for the length of the block."""
+    try:
+        for pid in pids:
+            stop_whole(pid)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
 # A store allocates whole data files, which stay until the last test has run: dozens of the default
 # size would fill a small machine's disk.
 DATA_FILES = "storage.data_file_bytes=134217728"
@@ -124,7 +194,11 @@ class RunningServer:
         self._settings = (DATA_FILES, *settings)
         try:
             self._storage = self._start_storage()
-            self._gateway = self._start_gateway("127.0.0.1:0")
+            try:
+                self._gateway = self._start_gateway("127.0.0.1:0")
+            except BaseException:
+                self._storage.kill()
+                raise
         except BaseException:
             self._remove_run_dir()
             raise
@@ -214,20 +288,15 @@ class RunningServer:
         self._remove_run_dir()
 
     def _remove_run_dir(self) -> None:
-        for socket in self._run_dir.glob("*"):
-            socket.unlink(missing_ok=True)
+        for left in self._run_dir.glob("*"):
+            left.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             self._run_dir.rmdir()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # --- starting ---
@@ -249,11 +318,7 @@ class RunningServer:
     def _start_gateway(self, listen: str, *settings: str) -> ServerProcess:
         arguments = self._arguments(*settings, f"gateway.listen={listen}")
         process = ServerProcess("objectcache_gateway", arguments, self.data_dir / "gateway.log")
-        try:
-            self._endpoint = process.wait_ready()
-        except BaseException:
-            self._storage.kill()
-            raise
+        self._endpoint = process.wait_ready()
         return process
 
     def __repr__(self) -> str:

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
@@ -73,12 +72,7 @@ class FrameClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -109,8 +103,12 @@ class StorageClient(FrameClient):
     def send_data(self, pieces: Iterable[bytes]) -> None:
         """Data frames, then the empty one."""
         for piece in pieces:
-            self.socket.sendall(LENGTH.pack(len(piece)) + piece)
+            self.send_piece(piece)
         self.socket.sendall(LENGTH.pack(0))
+
+    def send_piece(self, piece: bytes) -> None:
+        """One data frame."""
+        self.socket.sendall(LENGTH.pack(len(piece)) + piece)
 
     def create_bucket(self, name: str) -> None:
         self.ask(CreateBucket(name=name, owner="root", region="us-east-1"), Done)
@@ -145,10 +143,14 @@ class TargetClient(EventClient):
     """A session on the target socket, with one registered target."""
 
     def __init__(
-        self, storage: StorageClient, identity: str = "root", access_key: str = ""
+        self, storage: StorageClient | SessionTicket, identity: str = "root", access_key: str = ""
     ) -> None:
-        ask = CreateSession(identity=identity, access_key=access_key)
-        ticket = storage.ask(ask, SessionTicket)
+        """Of a ticket that was had elsewhere, or of one that the storage server gives."""
+        if isinstance(storage, SessionTicket):
+            ticket = storage
+        else:
+            ask = CreateSession(identity=identity, access_key=access_key)
+            ticket = storage.ask(ask, SessionTicket)
         super().__init__(ticket.socket_path)
         self.ticket = ticket
         self.send(JoinSession(v=PROTOCOL_VERSION, ticket=ticket.ticket))

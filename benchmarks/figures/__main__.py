@@ -16,6 +16,13 @@ from rich.table import Table
 from benchmarks.basis.bench import Bench
 from benchmarks.basis.report import commit, machine
 from benchmarks.basis.scale import FULL, QUICK
+from benchmarks.figures.dual_path.ablation import DualPathAblation
+from benchmarks.figures.dual_path.lengths import DualPathLengths
+from benchmarks.figures.dual_path.node_ratios import DualPathRatios
+from benchmarks.figures.dual_path.offline import DualPathOffline
+from benchmarks.figures.dual_path.online import DualPathOnline
+from benchmarks.figures.dual_path.scale import DualPathScale
+from benchmarks.figures.dual_path.tables import DualPathTables
 from benchmarks.figures.experiment import (
     Context,
     Experiment,
@@ -28,6 +35,7 @@ from benchmarks.figures.experiment import (
 from benchmarks.figures.experiments.aggregation import AggregationExperiment
 from benchmarks.figures.experiments.bare_store import BareStoreExperiment
 from benchmarks.figures.experiments.elements import ElementsExperiment
+from benchmarks.figures.experiments.gpu_links import GpuLinksExperiment
 from benchmarks.figures.experiments.kernel_cap import KernelCapExperiment
 from benchmarks.figures.experiments.one_object import OneObjectExperiment
 from benchmarks.figures.experiments.overhead import OverheadExperiment
@@ -52,7 +60,16 @@ EXPERIMENTS: tuple[Experiment[Any], ...] = (
     WorkloadsExperiment(),
     PacingExperiment(),
     KernelCapExperiment(),
+    DualPathTables(),
+    DualPathOffline(),
+    DualPathRatios(),
+    DualPathLengths(),
+    DualPathOnline(),
+    DualPathAblation(),
+    DualPathScale(),
+    GpuLinksExperiment(),
 )
+DUAL_PATH = "dual_path"  # all of them whose names begin so
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -62,8 +79,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         action="append",
-        choices=[experiment.name for experiment in EXPERIMENTS],
-        help="run this alone; may be repeated",
+        choices=[*(experiment.name for experiment in EXPERIMENTS), DUAL_PATH],
+        help=f"run this alone; may be repeated; {DUAL_PATH} is all whose names begin so",
     )
     parser.add_argument("--scale", type=int, default=SCALE, help="divides bytes and rates")
     parser.add_argument(
@@ -83,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.data_dir.mkdir(parents=True, exist_ok=True)
     options.results.mkdir(parents=True, exist_ok=True)
     for experiment in EXPERIMENTS:
-        if experiment.name in (options.only or experiment.name):
+        if is_wanted(experiment.name, options.only):
             _run(experiment, options, console)
     console.print(f"commit {commit()}, {machine()}, bytes and rates over {options.scale}")
     if options.quick:
@@ -91,6 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "A quick run: fewer rows and layers than the paper's; the goals are of a full run."
         )
     return 0
+
+
+def is_wanted(name: str, only: Sequence[str] | None) -> bool:
+    """Whether an experiment of this name runs."""
+    return not only or name in only or (DUAL_PATH in only and name.startswith(DUAL_PATH))
 
 
 def _run(experiment: Experiment[Any], options: argparse.Namespace, console: Console) -> None:

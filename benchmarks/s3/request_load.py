@@ -18,7 +18,6 @@ import sys
 import time
 from contextlib import ExitStack
 from itertools import cycle
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -139,12 +138,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close()
 
 

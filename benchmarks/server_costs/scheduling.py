@@ -27,6 +27,7 @@ from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, Sche
 GROUP = "Scheduling"
 DELIVERIES = 1000
 GRANTS = 20_000
+QUICK_PART = 10  # of a quick run: one in so many
 GOAL_US = 1000.0
 CAP_GBPS = 1000.0
 SEED = 1
@@ -71,16 +72,18 @@ def _demands() -> list[Demand]:
 def measure_scheduling(bench: Bench) -> Iterator[Row]:
     """Rows for coming, going and the next fragment under each policy, and for rates anew."""
     demands = _demands()
+    part = QUICK_PART if bench.scale.is_quick else 1
+    grants, rounds = GRANTS // part, ROUNDS // part
     for policy in get_args(PolicyName):
-        times = _quietly(_run, policy, demands)
+        times = _quietly(_run, policy, demands, grants)
         for what, samples in times.seconds.items():
             yield _row(f"{policy}: {what}", samples)
-    for name, times in _hard_cases(demands):
+    for name, times in _hard_cases(demands, grants, rounds):
         for what, samples in times.seconds.items():
             yield _row(f"{name}: {what}", samples)
     for policy in RATE_POLICIES:
         times = _Times()
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             times.take("", assigned_rates, policy, demands, CAP_GBPS * BYTES_PER_GBIT)
         yield _row(f"{policy}: rates of {DELIVERIES:,}", times.seconds[""])
 
@@ -104,17 +107,17 @@ class _Times:
         return result
 
 
-def _hard_cases(demands: list[Demand]) -> Iterator[tuple[str, _Times]]:
+def _hard_cases(demands: list[Demand], grants: int, rounds: int) -> Iterator[tuple[str, _Times]]:
     """What many flows, tenants or newcomers could make long."""
     for policy in HARD_POLICIES:
         for tenant_count in (1, CAPPED_TENANTS):
             name = f"{policy}, {tenant_count} capped tenants"
-            yield name, _quietly(_run_capped, policy, demands, tenant_count)
-        yield f"{policy}, another cap", _quietly(_run_configure, policy, demands)
+            yield name, _quietly(_run_capped, policy, demands, tenant_count, grants)
+        yield f"{policy}, another cap", _quietly(_run_configure, policy, demands, rounds)
     for policy in RATE_POLICIES:
-        yield f"{policy}, an epoch's end", _quietly(_run_epoch_ends, policy, demands)
-    yield "an epoch's end, rates for life", _quietly(_run_epoch_ends_for_life, demands)
-    yield "a plan", _quietly(_run_plans, demands)
+        yield f"{policy}, an epoch's end", _quietly(_run_epoch_ends, policy, demands, rounds)
+    yield "an epoch's end, rates for life", _quietly(_run_epoch_ends_for_life, demands, rounds)
+    yield "a plan", _quietly(_run_plans, demands, rounds)
 
 
 def _quietly(
@@ -133,7 +136,7 @@ def _quietly(
 
 
 def _run_capped(
-    times: _Times, policy: PolicyName, demands: list[Demand], tenant_count: int
+    times: _Times, policy: PolicyName, demands: list[Demand], tenant_count: int, grants: int
 ) -> None:
     """Every flow's tenant has a cap, and the link has room: half of them in the pool."""
     tenants = {f"t{n}": TenantShare(cap_gbps=10.0 / tenant_count) for n in range(tenant_count)}
@@ -141,35 +144,35 @@ def _run_capped(
     for number, demand in enumerate(demands):
         owned = replace(demand, tenant=f"t{number % tenant_count}")
         scheduler.add(_Job(owned), owned, 0.0, pooled=number % 2 == 0)
-    _decide(times, scheduler, 0.0, GRANTS // 4)
+    _decide(times, scheduler, 0.0, grants // 4)
 
 
-def _run_configure(times: _Times, policy: PolicyName, demands: list[Demand]) -> None:
+def _run_configure(times: _Times, policy: PolicyName, demands: list[Demand], rounds: int) -> None:
     scheduler = _scheduler(policy, CAP_GBPS, {})
     for number, demand in enumerate(demands):
         scheduler.add(_Job(demand), demand, 0.0, pooled=number % 4 > 0)
     now_s = _decide(_Times(), scheduler, 0.0, 2 * DELIVERIES)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         configuration = _configuration(policy, CAP_GBPS - number % 2, {})
         times.take("configure", scheduler.configure, configuration, now_s)
         now_s = _decide(times, scheduler, now_s, DELIVERIES // 10)
 
 
-def _run_epoch_ends(times: _Times, policy: PolicyName, demands: list[Demand]) -> None:
+def _run_epoch_ends(times: _Times, policy: PolicyName, demands: list[Demand], rounds: int) -> None:
     """All of the flows get other rates, because one goes and one comes."""
     scheduler = _scheduler(policy, CAP_GBPS, {})
     jobs = [_Job(demand) for demand in demands]
     for job in jobs:
         scheduler.add(job, job.demand, 0.0, pooled=True)
     now_s = _decide(_Times(), scheduler, 0.0, 2 * DELIVERIES)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         job = jobs[number]
         scheduler.remove(job, now_s)
         scheduler.add(job, job.demand, now_s, pooled=True)
         now_s = _decide(times, scheduler, now_s + 0.011, DELIVERIES // 10)
 
 
-def _run_epoch_ends_for_life(times: _Times, demands: list[Demand]) -> None:
+def _run_epoch_ends_for_life(times: _Times, demands: list[Demand], rounds: int) -> None:
     """Half of the flows run at a rate for life; the others find no room, and come again."""
     scheduler = _scheduler("calibrated_stall_opt", CAP_GBPS, {}, FOR_LIFE)
     half = len(demands) // 2
@@ -179,21 +182,21 @@ def _run_epoch_ends_for_life(times: _Times, demands: list[Demand]) -> None:
     waiting = [_Job(demand) for demand in demands[half:]]
     for job in waiting:
         scheduler.add(job, job.demand, now_s, pooled=True)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         now_s = _decide(times, scheduler, now_s + 0.011, DELIVERIES // 10)
         job = waiting[number]
         scheduler.remove(job, now_s)
         scheduler.add(job, job.demand, now_s, pooled=True)
 
 
-def _run_plans(times: _Times, demands: list[Demand]) -> None:
+def _run_plans(times: _Times, demands: list[Demand], rounds: int) -> None:
     """As many as a plan is made for, one of which goes and comes."""
     scheduler = _scheduler("stall_dynamic", 50.0, {})
     jobs = [_Job(demand) for demand in demands[:PLANNED_MAX]]
     for job in jobs:
         scheduler.add(job, job.demand, 0.0, pooled=True)
     now_s = 0.0
-    for number in range(ROUNDS):
+    for number in range(rounds):
         now_s = _decide(times, scheduler, now_s, 10)
         job = jobs[number % len(jobs)]
         scheduler.remove(job, now_s)
@@ -236,12 +239,12 @@ def _scheduler(
     return Scheduler(_configuration(policy, cap_gbps, tenants, rates), 0.0)
 
 
-def _run(times: _Times, policy: PolicyName, demands: list[Demand]) -> None:
+def _run(times: _Times, policy: PolicyName, demands: list[Demand], grants: int) -> None:
     scheduler = _scheduler(policy, CAP_GBPS, {})
     jobs, now_s = [_Job(demand) for demand in demands], 0.0
     for job in jobs:
         times.take("add", scheduler.add, job, job.demand, 0.0, pooled=True)
-    for number in range(GRANTS):
+    for number in range(grants):
         step = times.take("next", scheduler.next, now_s)
         if isinstance(step, Wait):
             assert step.until_s < math.inf

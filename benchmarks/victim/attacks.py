@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from multiprocessing.sharedctypes import SynchronizedArray
 from multiprocessing.synchronize import Event
-from types import TracebackType
 from typing import Self
 
 from benchmarks.victim.signed_http import Signer
@@ -206,12 +205,7 @@ class Attack:
         self._process.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._process.join()
 

@@ -88,21 +88,6 @@ _NAMES = {
     "objectcache.client": ("Client",),
     "objectcache.deliveries.delivery": ("Delivery",),
     "objectcache.puts.putting": ("LayerPut",),
-    "objectcache.errors": (
-        "AccessDenied",
-        "Busy",
-        "Conflict",
-        "DamagedData",
-        "DeliveryFailed",
-        "ErrorDetails",
-        "InvalidRequest",
-        "NotFound",
-        "ObjectCacheError",
-        "PreconditionFailed",
-        "StorageFull",
-        "Unavailable",
-        "Unsupported",
-    ),
     "objectcache.kv_bucket": ("KvBucket",),
     "objectcache.sessions.fabric_joining": ("FabricSettings",),
     "objectcache.landing.targets": (
@@ -113,7 +98,10 @@ _NAMES = {
     ),
     "objectcache_schemas.layout": ("KvLayout",),
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_ERRORS = "objectcache.errors"  # has all other names
+_MODULES = dict.fromkeys(__all__, _ERRORS) | {
+    name: module for module, names in _NAMES.items() for name in names
+}
 
 
 if not TYPE_CHECKING:  # a checker takes the names from above, and knows which there are not

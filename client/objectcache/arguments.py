@@ -5,23 +5,27 @@ Each raises `InvalidRequest`.
 
 from __future__ import annotations
 
+import enum
 import math
 import operator
-from collections.abc import Iterable
+import ssl
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from objectcache_encodings.frames import ENCODINGS
 from objectcache_schemas.compute_windows import WINDOW_S_MAX
-from objectcache_schemas.delivery_paths import DeliveryPath
-from objectcache_schemas.descriptor import CONTEXT_TOKENS_MAX, RATE_MIN, DeliveryMode, OnMissing
+from objectcache_schemas.descriptor import CONTEXT_TOKENS_MAX, RATE_MIN
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
 
-Choice = TypeVar("Choice", DeliveryMode, OnMissing, DeliveryPath)
+Choice = TypeVar("Choice", bound=enum.Enum)
 NUMBERS = (int, float, np.integer, np.floating)
 _PLAIN_KEYS = frozenset({str, bytes})  # without their subclasses, which are keys too
+AUTO_ENCODINGS = ("auto",)  # the client chooses
+AUTO_ENCODING = "auto"  # so of puts
 TIMEOUT_S_MAX = 2_000_000  # poll(2) counts milliseconds in a C int
 
 
@@ -86,7 +90,8 @@ def checked_layers(layers: Any, num_layers: int) -> tuple[int, int] | None:
 
 def checked_seconds(name: str, value: Any) -> float:
     """A number of seconds above 0 that a socket takes as its timeout."""
-    if not (isinstance(value, NUMBERS) and 0 < value <= TIMEOUT_S_MAX):
+    is_number = isinstance(value, NUMBERS) and not isinstance(value, bool)
+    if not (is_number and 0 < value <= TIMEOUT_S_MAX):
         raise InvalidRequest(
             f"{name} must be a number of seconds above 0, at most {TIMEOUT_S_MAX}, got {value!r}"
         )
@@ -122,16 +127,65 @@ def checked_name(name: str, value: Any) -> str | None:
     return value
 
 
-def checked_rate(rate_bytes_per_s: Any) -> float | None:
-    """A finite number of bytes per second, 1 or more, or None."""
-    if rate_bytes_per_s is None:
+def checked_rate(name: str, value: Any) -> float | None:
+    """A finite number of bytes per second, `RATE_MIN` or more, or None."""
+    if value is None:
         return None
-    if not (isinstance(rate_bytes_per_s, NUMBERS) and RATE_MIN <= rate_bytes_per_s < math.inf):
+    if not (isinstance(value, NUMBERS) and RATE_MIN <= value < math.inf):
         raise InvalidRequest(
-            f"rate_bytes_per_s must be a finite number of bytes per second, {RATE_MIN} or more, "
-            f"got {rate_bytes_per_s!r}"
+            f"{name} must be a finite number of bytes per second, {RATE_MIN} or more, got {value!r}"
         )
-    return float(rate_bytes_per_s)
+    return float(value)
+
+
+def checked_encodings(encodings: Any) -> tuple[str, ...]:
+    """Encodings that there are, none of them for None, or `AUTO_ENCODINGS`; one name alone, which
+    is a sequence of characters too, is none.
+    """
+    if encodings is None:
+        return ()
+    if encodings == AUTO_ENCODINGS or (isinstance(encodings, str) and encodings == "auto"):
+        return AUTO_ENCODINGS
+    names: tuple[Any, ...] = ()
+    is_list = not isinstance(encodings, str | bytes)
+    try:
+        names = tuple(encodings) if is_list else ()
+    except TypeError:
+        is_list = False
+    if not is_list or any(name not in ENCODINGS for name in names):
+        raise InvalidRequest(
+            f"encodings must be auto, or a list of {', '.join(ENCODINGS)}, got {encodings!r:.80}"
+        )
+    return names
+
+
+def checked_encoding(name: str, encoding: Any) -> str:
+    """An encoding that there is, `AUTO_ENCODING`, or "" for none, as of None."""
+    if encoding is None:
+        return ""
+    if isinstance(encoding, str) and encoding in ("", AUTO_ENCODING, *ENCODINGS):
+        return encoding
+    raise InvalidRequest(
+        f"{name} must be auto, {', '.join(ENCODINGS)}, or empty for none, got {encoding!r:.80}"
+    )
+
+
+def listed(text: str) -> list[str]:
+    """What stands between commas; nothing of an empty text."""
+    return [one.strip() for one in text.split(",")] if text.strip() else []
+
+
+def nic_rate_of(environment: Mapping[str, str]) -> float | None:
+    """OBJECTCACHE_NIC_BYTES_PER_S, or None where it is not set."""
+    text = environment.get("OBJECTCACHE_NIC_BYTES_PER_S")
+    if not text:
+        return None
+    try:
+        return checked_rate("OBJECTCACHE_NIC_BYTES_PER_S", float(text))
+    except ValueError:
+        raise InvalidRequest(
+            f"OBJECTCACHE_NIC_BYTES_PER_S must be a number of bytes per second, got {text!r:.40}"
+        ) from None
 
 
 def checked_switch(name: str, value: Any) -> bool:
@@ -152,6 +206,12 @@ def checked_count(name: str, value: Any) -> int:
     return count
 
 
+def checked_zero_or_more(name: str, value: Any) -> int:
+    """A whole number, 0 or more."""
+    is_zero = not isinstance(value, bool) and value == 0
+    return 0 if is_zero else checked_count(name, value)
+
+
 def checked_choice(name: str, kind: type[Choice], text: Any) -> Choice:
     """One of an enum's words."""
     try:
@@ -165,6 +225,12 @@ def check_layout(layout: Any) -> None:
     """A `KvLayout`, not something with the same fields."""
     if not isinstance(layout, KvLayout):
         raise InvalidRequest(f"layout must be a KvLayout, got {type(layout).__name__}")
+
+
+def check_tls(tls: Any) -> None:
+    """What connections are made with, or None; the name of a file is neither."""
+    if not isinstance(tls, ssl.SSLContext | None):
+        raise InvalidRequest(f"tls must be an ssl.SSLContext, got {type(tls).__name__}")
 
 
 def check_credential(name: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -27,7 +28,9 @@ from objectcache.kv_bucket import KvBucket
 from objectcache.landing.targets import FabricTarget, SharedMemoryTarget, Target
 from objectcache.payload import Bytes
 from objectcache.puts.putting import LayerPut
+from objectcache.routes.route_settings import ROUTE_BYTES_MIN
 from objectcache.sessions.fabric_joining import FabricSettings
+from objectcache_encodings.lossy import LossyDtype
 from objectcache_schemas.errors import DeliveryFailed
 from objectcache_schemas.layout import KvLayout
 
@@ -69,7 +72,14 @@ class AsyncDelivery(DeliveryFacts):
     """A `Delivery` for one event loop. See there; here waiting is awaiting."""
 
     def __init__(self, delivery: Delivery, calls: BlockingCalls) -> None:
-        super().__init__(delivery._progress, delivery._shape, delivery._head, delivery.transport)
+        super().__init__(
+            delivery._progress,
+            delivery._shape,
+            delivery._head,
+            delivery.transport,
+            delivery._route,
+            delivery._layers,
+        )
         self._delivery = delivery
         self._calls = calls
         self._loop = asyncio.get_running_loop()
@@ -80,8 +90,10 @@ class AsyncDelivery(DeliveryFacts):
         """See `Delivery.wait_layer`."""
         self._delivery.wait_begins(layer)
         await self._ready(layer, timeout_s)
+        ready = partial(self._delivery.ready_layer, layer)
+        view = await self._calls.run(ready) if self._layers.works else ready()
         self._delivery.wait_ended(layer)
-        return self._delivery.ready_layer(layer)
+        return view
 
     async def _ready(self, layer: int, timeout_s: float | None) -> None:
         progress = self._delivery.progress
@@ -106,8 +118,11 @@ class AsyncDelivery(DeliveryFacts):
 
     async def wait(self, timeout_s: float | None = None) -> Bytes:
         """See `Delivery.wait`."""
-        await self.wait_layer(self.layers[-1], timeout_s)
-        return self._delivery.wait()
+        last = self.layers[-1]
+        self._delivery.wait_begins(last)
+        await self._ready(last, timeout_s)
+        whole = partial(self._delivery.wait)
+        return await self._calls.run(whole) if self._layers.works else whole()
 
     def consumed(self, layer: int, compute_s: float | None = None) -> None:
         """See `Delivery.consumed`."""
@@ -232,6 +247,8 @@ class AsyncKvBucket:
         target: Target | None = None,
         transport: str | None = None,
         timeout_s: float | None = None,
+        route: str | None = None,
+        encodings: Sequence[str] | None = None,
     ) -> AsyncFetch:
         """See `KvBucket.fetch`. Use it as `async with bucket.fetch(...) as delivery`, or await it
         and close the delivery. A fetch that is cancelled closes what it began.
@@ -252,6 +269,8 @@ class AsyncKvBucket:
             target=target,
             transport=transport,
             timeout_s=timeout_s,
+            route=route,
+            encodings=encodings,
         )
         return AsyncFetch(begin, self._calls)
 
@@ -263,6 +282,7 @@ class AsyncKvBucket:
         parent_key: str | None = None,
         transport: str | None = None,
         timeout_s: float | None = None,
+        encoding: str | None = None,
     ) -> PutResult:
         """See `KvBucket.put`. A put whose await is cancelled may still be carried out, and read
         the chunks meanwhile.
@@ -274,6 +294,7 @@ class AsyncKvBucket:
             parent_key=parent_key,
             transport=transport,
             timeout_s=timeout_s,
+            encoding=encoding,
         )
         return await self._calls.run(call)
 
@@ -284,10 +305,15 @@ class AsyncKvBucket:
         parent_key: str | None = None,
         transport: str | None = None,
         timeout_s: float | None = None,
+        encoding: str | None = None,
     ) -> AsyncLayerPut:
         """See `KvBucket.put_layers`; for `async with`."""
         put = self._bucket.put_layers(
-            chunk_keys, parent_key=parent_key, transport=transport, timeout_s=timeout_s
+            chunk_keys,
+            parent_key=parent_key,
+            transport=transport,
+            timeout_s=timeout_s,
+            encoding=encoding,
         )
         return AsyncLayerPut(put, self._calls)
 
@@ -317,6 +343,20 @@ class AsyncClient:
         learn_windows: bool = True,
         tls: ssl.SSLContext | None = None,
         fabric: FabricSettings | None = None,
+        split_from_bytes: int = 0,
+        relays: Sequence[str] = (),
+        route: str = "auto",
+        node: str = "",
+        route_bytes_min: int = ROUTE_BYTES_MIN,
+        relay_timeout_s: float | None = None,
+        dispatch: str | Sequence[str] = "",
+        dispatch_token: str | Path | Callable[[], str] | None = None,
+        worker: str = "",
+        nic: str | None = None,
+        nic_bytes_per_s: float | None = None,
+        encodings: Sequence[str] | None = (),
+        put_encoding: str | None = "",
+        fetcher: str = "",
     ) -> None:
         client = Client(
             endpoint,
@@ -331,6 +371,20 @@ class AsyncClient:
             learn_windows=learn_windows,
             tls=tls,
             fabric=fabric,
+            split_from_bytes=split_from_bytes,
+            relays=relays,
+            route=route,
+            node=node,
+            route_bytes_min=route_bytes_min,
+            relay_timeout_s=relay_timeout_s,
+            dispatch=dispatch,
+            dispatch_token=dispatch_token,
+            worker=worker,
+            nic=nic,
+            nic_bytes_per_s=nic_bytes_per_s,
+            encodings=encodings,
+            put_encoding=put_encoding,
+            fetcher=fetcher,
         )
         self._wrap(client, connections_max)
 
@@ -372,10 +426,15 @@ class AsyncClient:
         return await self._calls.run(partial(self._client.get_layout, bucket))
 
     async def kv_bucket(
-        self, name: str, layout: KvLayout, *, create: bool = False
+        self,
+        name: str,
+        layout: KvLayout,
+        *,
+        create: bool = False,
+        lossy: LossyDtype | None = None,
     ) -> AsyncKvBucket:
         """See `Client.kv_bucket`."""
-        call = partial(self._client.kv_bucket, name, layout, create=create)
+        call = partial(self._client.kv_bucket, name, layout, create=create, lossy=lossy)
         return AsyncKvBucket(await self._calls.run(call), self._calls)
 
     async def shared_memory_target(self, length_bytes: int) -> SharedMemoryTarget:
@@ -389,6 +448,10 @@ class AsyncClient:
         """See `Client.fabric_target`."""
         call = partial(self._client.fabric_target, length_bytes, buffer=buffer, transport=transport)
         return await self._calls.run(call, FabricTarget.close)
+
+    def route_counts(self) -> dict[tuple[str, str], int]:
+        """See `Client.route_counts`."""
+        return self._client.route_counts()
 
     async def close(self) -> None:
         """See `Client.close`."""

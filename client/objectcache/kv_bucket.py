@@ -10,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache.arguments import (
+    AUTO_ENCODINGS,
     checked_choice,
     checked_compute_s,
+    checked_encoding,
+    checked_encodings,
     checked_keys,
     checked_layers,
     checked_name,
@@ -31,17 +34,47 @@ from objectcache.deliveries.forced_path import checked_path, mode_of, transport_
 from objectcache.landing.targets import FabricTarget, Target
 from objectcache.puts.put_request import PutRequest
 from objectcache.puts.putting import LayerPut, put_chunks
+from objectcache.puts.quantised_put import QuantisedLayerPut, quantised_chunks
+from objectcache.routes.client_routes import ClientRoutes
+from objectcache.routes.route_settings import AskedRoute
+from objectcache_encodings.element_sizes import element_bytes_of
+from objectcache_encodings.lossy.lossy_dtype import LossyDtype
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, OnMissing
+from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
 
 
 class KvBucket:
-    """A bucket seen through one KV layout. Made by `Client.kv_bucket`; may be shared by threads."""
+    """A bucket seen through one KV layout. Made by `Client.kv_bucket`; may be shared by threads.
 
-    def __init__(self, core: ClientCore, name: str, layout: KvLayout) -> None:
+    With `lossy`, `layout` is that of its chunks, and slices that are fetched and put are the
+    model's own: they are quantised before they are put, and dequantised by whoever waits for a
+    layer.
+    """
+
+    def __init__(
+        self,
+        core: ClientCore,
+        name: str,
+        layout: KvLayout,
+        routes: ClientRoutes | None = None,
+        lossy: LossyDtype | None = None,
+    ) -> None:
         self._core = core
+        self._routes = routes
+        self._lossy = lossy
         self.name = name
         self.layout = layout
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of a slice that is fetched or put."""
+        return self._lossy.shape.slice_bytes if self._lossy else self.layout.per_layer_chunk_bytes
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk that is fetched or put."""
+        return self.layout.num_layers * self.slice_bytes
 
     def chunk_keys(self, tokens: Sequence[int] | npt.NDArray[np.integer] | bytes) -> list[str]:
         """Keys of the whole chunks of `tokens`, as `KvLayout.chunk_keys` computes them.
@@ -80,6 +113,8 @@ class KvBucket:
         target: Target | None = None,
         transport: str | None = None,
         timeout_s: float | None = None,
+        route: str | None = None,
+        encodings: Sequence[str] | None = None,
     ) -> Delivery:
         """Begin to fetch a prefix; returns when the server has accepted it.
 
@@ -94,8 +129,9 @@ class KvBucket:
         engine computes in the step that consumes this. `rate_bytes_per_s` is the most that is
         wanted. `path` forces one of the paper's paths: agg (layerwise), batch (chunkwise), and for
         one chunk into a target direct or buffer (by way of the gateway). `target` is memory to fill
-        in place of the client's own; `transport` and `timeout_s` replace the client's. No keys make
-        an empty delivery.
+        in place of the client's own; `transport`, `timeout_s`, `route` and `encodings` replace the
+        client's. What comes encoded is decoded into the `target` by whoever waits for a layer. No
+        keys make an empty delivery.
 
         Raises `InvalidRequest` for wrong arguments and a target that is too small, `Unavailable`
         when the server is out of reach or `timeout_s` passes without an answer, `Busy` when it (or
@@ -112,11 +148,16 @@ class KvBucket:
         model = checked_name("model", model)
         fingerprint = checked_name("fingerprint", fingerprint)
         computed_tokens = checked_token_count("computed_tokens", computed_tokens)
-        rate_bytes_per_s = checked_rate(rate_bytes_per_s)
+        rate_bytes_per_s = checked_rate("rate_bytes_per_s", rate_bytes_per_s)
         timeout_s = self._timeout_s(timeout_s)
+        asked_route = self._route(route)
+        if encodings is None:
+            encodings = self._core.settings.encodings
+        names = checked_encodings(encodings)
+        is_auto = names == AUTO_ENCODINGS
         if not chunk_keys:
             all_layers = (0, self.layout.num_layers)
-            return empty_delivery(layers or all_layers, self.layout.per_layer_chunk_bytes)
+            return empty_delivery(layers or all_layers, self.slice_bytes)
         descriptor = Descriptor(
             chunk_keys,
             self.layout.num_layers,
@@ -131,12 +172,27 @@ class KvBucket:
             rate_bytes_per_s=rate_bytes_per_s,
             fingerprint=fingerprint,
             computed_tokens=computed_tokens,
+            nic=self._core.settings.nic,
+            nic_bytes_per_s=self._core.settings.nic_bytes_per_s,
+            encodings=None if is_auto else names or None,
         )
         of_target = target.transport if isinstance(target, FabricTarget) else None
         choice = transport_of(forced, self._transport(transport), len(chunk_keys), of_target)
         return fetch(
             self._core,
-            FetchRequest(self.name, descriptor, target, choice, timeout_s, started_s, forced),
+            FetchRequest(
+                self.name,
+                descriptor,
+                target,
+                choice,
+                timeout_s,
+                started_s,
+                forced,
+                chooses_encodings=is_auto,
+                lossy=self._lossy,
+            ),
+            self._routes,
+            asked_route,
         )
 
     def put(
@@ -147,9 +203,10 @@ class KvBucket:
         parent_key: str | None = None,
         transport: str | None = None,
         timeout_s: float | None = None,
+        encoding: str | None = None,
     ) -> PutResult:
-        """Store chunks: uint8[N, num_layers, per_layer_chunk_bytes], raw bytes of that length, or a
-        list with one chunk a key.
+        """Store chunks: uint8[N, num_layers, slice_bytes], raw bytes of that length, or a list with
+        one chunk a key.
 
         `parent_key` is the chunk before the first one in their prefix, whose tail they are: the
         store lays them beside it and evicts them before it. Chunks that lie in one run within a
@@ -158,18 +215,22 @@ class KvBucket:
         the call returns, or what is stored of them may fail its checksum and read as missing. With
         transport nixl or verbs the server reads them over that fabric, out of such a target or of
         registered memory that they are copied to; an array of a GPU must lie in such a target.
-        `transport` and `timeout_s` replace the client's.
+        `transport`, `timeout_s` and `encoding` (for `put_encoding`) replace the client's. What is
+        encoded is fewer bytes on the wire, in memory of its own; what is stored is the same.
 
         All become visible together, or none. Chunks that are stored already with the same bytes
         are counted as `existing`. Raises `Conflict` where other bytes are stored under a key,
-        `StorageFull`, `InvalidRequest` where shape or size do not fit.
+        `StorageFull`, `InvalidRequest` where shape or size do not fit, or numbers that are to be
+        quantised are not finite.
         """
         chunk_keys = checked_keys(chunk_keys)
         if not chunk_keys:
             return PutResult(stored=0, existing=0)
         put = self._put_request(
-            chunk_keys, DeliveryMode.CHUNKWISE, parent_key, transport, timeout_s
+            chunk_keys, DeliveryMode.CHUNKWISE, parent_key, transport, timeout_s, encoding
         )
+        if self._lossy is not None:
+            chunks = quantised_chunks(chunks, put.shape, self._lossy)
         return put_chunks(self._core, put, chunks)
 
     def put_layers(
@@ -179,18 +240,21 @@ class KvBucket:
         parent_key: str | None = None,
         transport: str | None = None,
         timeout_s: float | None = None,
+        encoding: str | None = None,
     ) -> LayerPut:
         """Store chunks layer by layer: `write_layer` num_layers times in a `with` block.
 
         Through registered memory the layers are laid there as they come and stored at the end; in a
         body they are sent as they come. Over plain HTTP to another host they are kept and sent at
-        the end, because the request's signature covers its body there. `parent_key`, `transport`
-        and `timeout_s` as in `put`.
+        the end, because the request's signature covers its body there; and so they are wherever
+        they are encoded. `parent_key`, `transport`, `timeout_s` and `encoding` as in `put`.
         """
         chunk_keys = checked_keys(chunk_keys)
         put = self._put_request(
-            chunk_keys, DeliveryMode.LAYERWISE, parent_key, transport, timeout_s
+            chunk_keys, DeliveryMode.LAYERWISE, parent_key, transport, timeout_s, encoding
         )
+        if self._lossy is not None:
+            return QuantisedLayerPut(self._core, put, self._lossy)
         return LayerPut(self._core, put)
 
     def delete(self, chunk_key: str) -> None:
@@ -205,6 +269,7 @@ class KvBucket:
         parent_key: str | None,
         transport: str | None,
         timeout_s: float | None,
+        encoding: str | None,
     ) -> PutRequest:
         descriptor = Descriptor(
             chunk_keys,
@@ -215,12 +280,31 @@ class KvBucket:
             parent_key=checked_parent(parent_key),
         )
         choice = self._transport(transport)
-        return PutRequest(self.name, descriptor, choice, self._timeout_s(timeout_s))
+        if encoding is None:
+            encoding = self._core.settings.put_encoding
+        return PutRequest(
+            self.name,
+            descriptor,
+            choice,
+            self._timeout_s(timeout_s),
+            checked_encoding("encoding", encoding),
+            element_bytes_of(self.layout.dtype),
+        )
 
     def _transport(self, transport: str | None) -> TransportChoice:
         if transport is None:
             return self._core.settings.transport
         return TransportChoice.parse(transport)
+
+    def _route(self, route: str | None) -> AskedRoute | None:
+        if route is None:
+            return None
+        asked = AskedRoute.parse(route)
+        if self._routes is not None:
+            return self._routes.checked(asked)
+        if asked.word in ("relay", "split"):
+            raise InvalidRequest(f"route {route!r} needs relays, and the client has none")
+        return None
 
     def _timeout_s(self, timeout_s: float | None) -> float:
         if timeout_s is None:

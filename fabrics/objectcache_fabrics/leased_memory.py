@@ -42,6 +42,10 @@ class FabricLease(Protocol):
         """The memory that the part lies in."""
         ...
 
+    def place_bytes(self, payload_offset_bytes: int) -> int:
+        """Where a piece of the payload lies, counted from `offset_bytes`."""
+        ...
+
     def on_release(self, cancel: Callable[[ObjectCacheError], None]) -> None:
         """Have `cancel` called when the client takes its memory away, at once if it has."""
         ...

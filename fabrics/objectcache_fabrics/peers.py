@@ -8,11 +8,36 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
-from objectcache_fabrics.registered_memory import RemoteMemory
-from objectcache_schemas.errors import ObjectCacheError
+from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
+from objectcache_schemas.errors import ObjectCacheError, Unsupported
 
 WriteDone = Callable[[ObjectCacheError | None], None]
+
+
+class WriteTimeout(NamedTuple):
+    """How long a client may take for a piece, and what whoever set it calls it."""
+
+    timeout_s: float
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.timeout_s:g} s" + (f" ({self.name})" if self.name else "")
+
+
+class TrafficLane(NamedTuple):
+    """How the network is told to treat what is written, over RDMA; 0 leaves it to the fabric.
+
+    `traffic_class` is a byte of the IP header on RoCE, its DSCP x 4; `service_level` is
+    InfiniBand's.
+    """
+
+    traffic_class: int = 0
+    service_level: int = 0
+
+
+NO_LANE = TrafficLane()
 
 
 class FabricPeer(ABC):
@@ -35,11 +60,11 @@ class FabricPeer(ABC):
     def write(
         self, memory: RemoteMemory, offset_bytes: int, source: memoryview, done: WriteDone
     ) -> None:
-        """Write staged bytes to memory that was admitted, within its bounds (an assertion).
+        """Write staged or lent bytes to memory that was admitted, within its bounds (an assertion).
 
         The error is `DeliveryFailed` where the client is gone, refuses the write, or has not taken
-        it within storage.fabric_timeout_s; the peer is of no use any more then, and all its writes
-        end so.
+        it within the fabric's timeout; the peer is of no use any more then, and all its writes end
+        so.
         """
 
     @abstractmethod
@@ -57,6 +82,21 @@ class FabricPeer(ABC):
     def forget(self, tag: int) -> None:  # noqa: B027 - where nothing waits there is nothing to drop
         """The delivery with this tag has ended, which its client is told otherwise: what was
         announced of it and has not left need not any more.
+        """
+
+    def lend(self, memory: DeviceMemory, lost: Callable[[], None]) -> None:
+        """Have pieces of this memory written, too, as those of staging memory are, until
+        `take_back`. Lending it again changes nothing. `lost` is called where the fabric may touch
+        the memory for ever, so that it must not be used again.
+
+        Raises `Unsupported` where the fabric writes from staging memory alone, and `Unavailable`
+        where it cannot register the memory.
+        """
+        raise Unsupported("this fabric writes from staging memory alone")
+
+    def take_back(self, memory: DeviceMemory) -> None:  # noqa: B027 - where none is lent
+        """Lend it no more; no write from it is under way. The peer keeps its owner alive until the
+        fabric has let go of it.
         """
 
     def when_broken(self, callback: Callable[[], None]) -> None:  # noqa: B027 - not all can tell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from objectcache_schemas.errors import InvalidRequest
 
@@ -11,23 +11,16 @@ DRAM = "DRAM"
 VRAM = "VRAM"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class DeviceMemory:
     """Memory of this process or of a GPU, as a fabric wants it. `owner` keeps it alive."""
 
-    def __init__(
-        self,
-        address: int,
-        length_bytes: int,
-        owner: object,
-        *,
-        memory: str = DRAM,
-        device_id: int = 0,
-    ) -> None:
-        self.address = address
-        self.length_bytes = length_bytes
-        self.owner = owner
-        self.memory = memory
-        self.device_id = device_id
+    address: int
+    length_bytes: int
+    owner: object
+    _: KW_ONLY
+    memory: str = DRAM
+    device_id: int = 0
 
     def __repr__(self) -> str:
         return f"<DeviceMemory {self.length_bytes} bytes of {self.memory}>"

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from objectcache_fabrics.leased_memory import FabricLease
+from objectcache_fabrics.ring_room import RingRoom
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.buffers import ReservedMemory
 from objectcache_schemas.errors import ObjectCacheError
@@ -31,8 +32,11 @@ class StagedWrites:
         wake: Callable[[], None],
         broken: Callable[[ObjectCacheError], None],
         first_layer: int,
+        ring: RingRoom | None = None,
     ) -> None:
-        """Takes the lease and the memory over; both end when it is quiet."""
+        """Takes the lease and the memory over; both end when it is quiet. With a `ring` layers wait
+        until there is room in it.
+        """
         memory = lease.remote
         self.name = memory.transport
         self._lease = lease
@@ -44,6 +48,7 @@ class StagedWrites:
         self._reserved = reserved
         self._wake = wake
         self._broken = broken
+        self._ring = ring
         self._lock = threading.Lock()
         self._room_bytes = reserved.reserved_bytes
         self._buffers: dict[int, memoryview] = {}  # by offset in the payload
@@ -63,7 +68,11 @@ class StagedWrites:
         return None if self._error is None else (self._end_layer, self._error)
 
     def reserve(self, offset_bytes: int, length_bytes: int) -> bool:
-        """Claim a buffer for a piece of the payload; false if none is free now."""
+        """Claim a buffer for a piece of the payload; false if none is free now, or the piece has no
+        room in the client's ring.
+        """
+        if self._ring is not None and not self._ring.has_room(offset_bytes):
+            return False
         charged_bytes = self._pool.charged_bytes(length_bytes)
         with self._lock:
             if self._error is not None or charged_bytes > self._room_bytes:
@@ -85,7 +94,7 @@ class StagedWrites:
             self._write_count += 1
             self._writing[number] = offset_bytes
         source = self._buffers[offset_bytes]
-        remote_bytes = self._lease.offset_bytes + offset_bytes
+        remote_bytes = self._lease.offset_bytes + self._lease.place_bytes(offset_bytes)
         self._peer.write(
             self._memory, remote_bytes, source, lambda error: self._done(number, error)
         )
@@ -121,6 +130,8 @@ class StagedWrites:
             end_layer = self._due.popleft()[1]
         if end_layer is not None and self._error is None:
             self._end_layer = end_layer
+            if self._ring is not None:
+                self._ring.announced(end_layer)
             self._peer.announce(self._tag, end_layer)
 
     def fail(self, failed_layer: int, error: ObjectCacheError) -> None:

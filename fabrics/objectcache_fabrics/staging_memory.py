@@ -16,9 +16,9 @@ class StagingMemory(BufferPool):
     still be in a processor's cache.
     """
 
-    def __init__(self, buffer_bytes: int, capacity_bytes: int) -> None:
+    def __init__(self, buffer_bytes: int, capacity_bytes: int, capacity_name: str = "") -> None:
         count = max(1, capacity_bytes // buffer_bytes)
-        super().__init__(buffer_bytes, count * buffer_bytes)
+        super().__init__(buffer_bytes, count * buffer_bytes, capacity_name)
         self.memory = _large_pages(count * buffer_bytes)
         self._view = memoryview(self.memory)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
@@ -34,7 +34,7 @@ class StagingMemory(BufferPool):
     @property
     def shortage(self) -> str:
         return (
-            f"{self.promised_bytes} bytes are being staged, storage.fabric_staging_bytes is "
+            f"{self.promised_bytes} bytes are being staged, {self.capacity_name} is "
             f"{self.length_bytes}"
         ) + (
             f", and {self.length_bytes - self.capacity_bytes} are out of use until the server is "

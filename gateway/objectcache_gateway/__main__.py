@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -28,6 +29,7 @@ from objectcache_gateway.start_word import add_start_argument, wait_for_word
 from objectcache_runtime.logs import configure_logging
 from objectcache_runtime.networking.tls import ReloadingContext, keep_reloading
 from objectcache_runtime.settings import Settings, check_paths, parse_command_line
+from objectcache_runtime.told_to_stop import end_of_stdin, stop_signals
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 
 DESCRIPTION = "Run ObjectCache's gateway: S3 and the KV extension over HTTP."
@@ -42,17 +44,16 @@ async def run(
     """Serve until SIGTERM, SIGINT or (if asked) the end of standard input; then drain."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_signals(stop)
     if started.exit_with_stdin:
-        loop.add_reader(sys.stdin.fileno(), _read_stdin, stop)
+        end_of_stdin(stop)
     tls = server_context(settings.gateway.tls_certificate, settings.gateway.tls_key)
     contexts: list[ReloadingContext] = []
     loop.add_signal_handler(signal.SIGHUP, _reload, contexts)
     listeners, shown = find_listeners(settings.gateway.listen, started.listen_fd, os.environ)
     tracer = open_tracer(os.environ)
     gateway = Gateway(settings, CredentialStore(root), tracer, connections_max)
-    contexts += [made for made in (tls, gateway.storage_address.context) if made is not None]
+    contexts += [*([tls] if tls is not None else []), *gateway.storage_addresses.contexts]
     await gateway.start(listeners, tls)
     control = None
     if settings.server.run_dir or settings.server.data_dir:  # a gateway alone may have neither
@@ -88,12 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--number", type=int, default=0, metavar="I", help="which of several gateways this is"
     )
-
-
-def _read_stdin(stop: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        stop.set()
 
 
 def raise_descriptor_limit() -> int:
@@ -147,6 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
         connections_max = connections_that_fit(raise_descriptor_limit(), settings)
         data_dir = settings.data_dir if settings.server.data_dir else None
         root = load_or_create_root(data_dir, os.environ)
+        # What was imported stays: no collection walks over it, as the process runs or ends.
+        gc.freeze()
         uvloop.run(run(settings, root, namespace, connections_max))
     except InvalidRequest as error:
         print(f"objectcache gateway: {error}", file=sys.stderr)

@@ -12,10 +12,10 @@ from aiohttp import web
 from objectcache_gateway.answering.http_exchange import SERVER_NAME, error_response
 from objectcache_gateway.connections.end_connections import BoundConnection, ConnectionBound
 from objectcache_gateway.metrics.request_counts import RequestCounts
-from objectcache_gateway.request.request_ids import new_request_id
 from objectcache_runtime.settings import Settings
 from objectcache_schemas import headers
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.messages.request_labels import new_request_id
 
 # A key of 1,024 bytes triples when it is encoded, and a presigned query comes on top.
 LINE_BYTES_MAX = 32 << 10

@@ -1,7 +1,7 @@
 """`GET /healthz`: whether the storage server behind this gateway answers. Unauthenticated.
 
 Only the exact path, without a query and without an Authorization header, is this; a bucket called
-healthz is reached by any signed request.
+healthz is reached by any signed request. Where there is no such bucket a signed GET is this, too.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ def is_health_check(request: web.BaseRequest, target: RequestTarget) -> bool:
         and not target.raw_query
         and "Authorization" not in request.headers
     )
+
+
+def is_signed_health_check(request: web.BaseRequest, error: ObjectCacheError) -> bool:
+    """Whether a request that failed so, for want of a bucket of that name, asks for the health."""
+    return request.method == "GET" and request.raw_path == PATH and error.code == "NoSuchBucket"
 
 
 class HealthState(NamedTuple):

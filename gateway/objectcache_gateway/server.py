@@ -23,6 +23,7 @@ from objectcache_gateway.answering.document_memory import DocumentMemory
 from objectcache_gateway.answering.http_exchange import Asked, Exchange, request_head
 from objectcache_gateway.audit.access_log import log_access
 from objectcache_gateway.audit.audit_log import open_audit_log
+from objectcache_gateway.bodies.drain import drain_body
 from objectcache_gateway.client_connection import ClientConnection, HttpServer
 from objectcache_gateway.connections import client_socket
 from objectcache_gateway.connections.accept_connections import Acceptor
@@ -30,7 +31,12 @@ from objectcache_gateway.connections.request_places import RequestPlaces
 from objectcache_gateway.connections.turned_away import TurnedAway
 from objectcache_gateway.handlers.buckets.buckets import check_expected_owner
 from objectcache_gateway.handlers.operations import COMPUTED_INSTEAD, HANDLERS
-from objectcache_gateway.health_check import HealthCheck, health_response, is_health_check
+from objectcache_gateway.health_check import (
+    HealthCheck,
+    health_response,
+    is_health_check,
+    is_signed_health_check,
+)
 from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts
 from objectcache_gateway.refused_headers import check_headers, refuse_preflight
@@ -47,8 +53,10 @@ from objectcache_gateway.request_spans import RequestTracer
 from objectcache_gateway.signing.anonymous import anonymous, is_anonymous
 from objectcache_gateway.signing.credentials import CredentialStore
 from objectcache_gateway.signing.sigv4 import Authenticated, SigningKeys, authenticate
-from objectcache_gateway.storage.storage_address import storage_address, storage_connections_max
-from objectcache_gateway.storage.storage_connection import StoragePool, without_waiting
+from objectcache_gateway.storage.follow_servers import ServerFollower
+from objectcache_gateway.storage.storage_address import StorageAddresses, storage_connections_max
+from objectcache_gateway.storage.storage_fleet import StorageFleet
+from objectcache_gateway.storage.storage_pool import without_waiting
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import (
     Busy,
@@ -63,9 +71,6 @@ from objectcache_schemas.operators.server_state import Health
 
 # A connection lives on after an early answer where no more than this of the body is to come.
 REST_KEEPING_BYTES_MAX = 64 << 10
-# What a client may still send after an early answer, so that it reads the answer and not a reset.
-DRAIN_BYTES_MAX = 8 << 20
-DRAIN_TIMEOUT_S = 2.0
 # A connection that is idle for so long while the gateway drains is not about to be used.
 QUIET_S = 0.25
 NO_FAULT_STATUSES = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -120,7 +125,9 @@ class _Flight:
 
 
 class Gateway:
-    """S3 over HTTP in front of one storage server. Holds no state that outlives a request."""
+    """S3 over HTTP in front of the storage servers of one store. Holds no state that outlives a
+    request.
+    """
 
     def __init__(
         self,
@@ -138,13 +145,14 @@ class Gateway:
         self._settings = settings
         self._credentials = credentials
         self._signing_keys = SigningKeys()
-        self.storage_address = storage_address(settings)
-        self._storage = StoragePool(
-            self.storage_address,
+        self.storage_addresses = StorageAddresses(settings)
+        self._storage = StorageFleet(
+            self.storage_addresses.configured(),
             settings.limits,
             storage_connections_max(settings),
             gateway.storage_timeout_s,
         )
+        self._servers = ServerFollower(self._storage, self.storage_addresses.remote)
         self._directory = AccessDirectory(self._storage.connect)
         credentials.follow(self._directory)
         self._authorizer = Authorizer(
@@ -172,6 +180,7 @@ class Gateway:
         self, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None
     ) -> None:
         """Serve `listeners`, which the gateway closes in the end; HTTPS with `tls`."""
+        self._servers.start()
         self._directory.start()
         self._http = HttpServer(self.handle, self._settings, self.counts, self._connections_max)
         self._http.bound.start()
@@ -196,6 +205,7 @@ class Gateway:
         self._http.pre_shutdown()
         await self._http.shutdown(timeout=0.1)
         await self._directory.close()
+        await self._servers.close()
         self._storage.close()
         if self.audit_log is not None:
             await self.audit_log.close()
@@ -250,7 +260,7 @@ class Gateway:
             self._request_ends(exchange)
         # The request is answered, so what its client still sends takes no other request's place.
         # aiohttp closes the connection where the body's end is not reached.
-        await _drain(request)
+        await drain_body(request)
         return response
 
     def _left_flight(self, flight: _Flight) -> None:
@@ -289,6 +299,8 @@ class Gateway:
         try:
             return await flight.served(self._serve(exchange, flight))
         except ObjectCacheError as error:
+            if is_signed_health_check(exchange.request, error):
+                return health_response(exchange, await self._health.state())
             failure = error
             _log_failure(exchange, error)
         except ConnectionError:
@@ -506,14 +518,3 @@ def _connection_can_go_on(exchange: Exchange) -> bool:
         length_bytes is not None
         and length_bytes - exchange.received_bytes <= REST_KEEPING_BYTES_MAX
     )
-
-
-async def _drain(request: web.BaseRequest) -> None:
-    """Read and forget what is left of a body, within bounds."""
-    if request.content.at_eof():
-        return
-    left_bytes = DRAIN_BYTES_MAX
-    with contextlib.suppress(TimeoutError, web.RequestPayloadError):
-        async with asyncio.timeout(DRAIN_TIMEOUT_S):
-            while left_bytes > 0 and not request.content.at_eof():
-                left_bytes -= len(await request.content.readany())

@@ -125,6 +125,12 @@ def rate_text(rate_bytes_per_s: float | None) -> str:
     return "-" if rate_bytes_per_s is None else f"{size_text(rate_bytes_per_s)}/s"
 
 
+def payload_text(payload_bytes: int, decoded_bytes: int) -> str:
+    """The bytes of a payload, and what they are once they are decoded, where that is more."""
+    text = size_text(payload_bytes)
+    return f"{text} for {size_text(decoded_bytes)}" if decoded_bytes > payload_bytes else text
+
+
 def share_text(part: float, whole: float) -> str:
     """Such as "97 %"; a dash of nothing."""
     return f"{100 * part / whole:.0f} %" if whole else "-"

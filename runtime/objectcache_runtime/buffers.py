@@ -26,7 +26,7 @@ class ReservedMemory:
         is_wanted: Callable[[], bool] | None = None,
     ) -> None:
         """`give_back` takes what is not used any more, the pool where it is None; `is_wanted` says
-        whether somebody who holds less waits.
+        whether somebody waits who comes before it.
         """
         self._reserved_bytes = reserved_bytes
         self._give_back = give_back or pool.release
@@ -46,7 +46,7 @@ class ReservedMemory:
         self._give_back(length_bytes)
 
     def shrink_if_wanted(self, length_bytes: int, least_bytes: int) -> bool:
-        """Give a part back where `least_bytes` are left and somebody who holds less waits; returns
+        """Give a part back where `least_bytes` are left and somebody waits for it; returns
         whether it did.
         """
         if self._reserved_bytes - length_bytes < least_bytes or not self._is_wanted():
@@ -68,10 +68,13 @@ class ReservedMemory:
 class BufferPool:
     """Hands out buffers of one size, at most `capacity_bytes` of them promised at a time."""
 
-    def __init__(self, buffer_bytes: int, capacity_bytes: int) -> None:
-        """`capacity_bytes` is taken as one buffer's where it is less: nothing could be sent."""
+    def __init__(self, buffer_bytes: int, capacity_bytes: int, capacity_name: str = "") -> None:
+        """`capacity_bytes` is taken as one buffer's where it is less: nothing could be sent.
+        `capacity_name` is what those who are refused are told that it is.
+        """
         self.buffer_bytes = buffer_bytes
         self.capacity_bytes = capacity_bytes = max(buffer_bytes, capacity_bytes)
+        self.capacity_name = capacity_name or "the memory for them"
         self.on_release: Callable[[], None] = _nobody  # called without a lock, in any thread
         self._idle_max = min(IDLE_BYTES_MAX, capacity_bytes) // buffer_bytes
         self._promised_bytes = 0
@@ -94,7 +97,7 @@ class BufferPool:
         """How much is taken of what limit, for whoever is refused."""
         return (
             f"{self._promised_bytes} bytes are in flight, "
-            f"storage.server_in_flight_bytes_max is {self.capacity_bytes}"
+            f"{self.capacity_name} is {self.capacity_bytes}"
         )
 
     def reserve(self, wanted_bytes: int, least_bytes: int = 1) -> int:

@@ -30,9 +30,12 @@ WORDS = {number: word for word, number in LEVELS.items()}
 LINE_BYTES_MAX = 16 << 10  # a line is written in one piece, and a pipe takes no more at once
 TEXT_LENGTH_MAX = 2048  # of a message and of each field
 ERROR_LENGTH_MAX = 6144  # of a traceback, its end
+# What stands behind such a name with a sign between them, or is as long as no word of a sentence.
+_BEHIND = r"(?:%3D|\s?[^\w\s]\W{0,3}|\s+(?=\S{20}))"
 _CREDENTIAL = re.compile(
-    r"(?i)((?:x-amz-)?(?:signature|credential|security-token)(?:=|%3D|\W{1,4})|"
-    r"authorization\W{1,4}(?:bearer\s+|aws4-hmac-sha256\s+)?)[^\s&\"',;]+"
+    rf"(?i)((?:x-amz-)?(?:signature|credential|security-token){_BEHIND}|"
+    rf"authorization(?:{_BEHIND}|\s+(?=bearer|aws4-))(?:bearer\s+|aws4-hmac-sha256\s+)?)"
+    r"[^\s&\"',;]+"
 )
 _HINT = re.compile(r"(?i)signature|credential|security-|authorization")
 

@@ -56,15 +56,29 @@ def text_like(pattern: str, words: str) -> msgspec.Meta:
     return msgspec.Meta(pattern=pattern, extra={FORM: Form(words)})
 
 
-def either_zero_or(least: float, most: float) -> msgspec.Meta:
-    """The declaration of a rate in Gbps that is 0, for none, or within bounds."""
-    words = f"0 for none, or a number of {GBPS} from {least:g} to {most:g}"
+def either_zero_or(least: float, most: float, unit: str = GBPS) -> msgspec.Meta:
+    """The declaration of a rate, in Gbps by default, that is 0, for none, or within bounds."""
+    words = f"0 for none, or a number of {unit} from {least:g} to {most:g}"
 
     def check(name: str, value: float) -> None:
         if 0 < value < least:
             raise InvalidRequest(f"{name} must be {words}, got {value:g}")
 
     return msgspec.Meta(ge=0, le=most, extra={FORM: Form(words, check)})
+
+
+def numbers(what: str, most: int) -> msgspec.Meta:
+    """The declaration of a list of numbers, of what there are no more than one for each number up
+    to `most`.
+    """
+    words = f"numbers of {what}, 0 to {most}, with commas between them"
+
+    def check(name: str, values: tuple[str, ...]) -> None:
+        for value in values:
+            if not (value.isascii() and value.isdigit()) or int(value) > most:
+                raise InvalidRequest(f"{name} must be {words}, got {excerpt(repr(value))}")
+
+    return msgspec.Meta(extra={FORM: Form(words, check)})
 
 
 def address(*other_words: str) -> msgspec.Meta:

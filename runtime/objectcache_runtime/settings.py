@@ -8,6 +8,7 @@ agree on; the other sections are what each process may tune.
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import re
 import tomllib
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from objectcache_runtime.networking.listening import either
 from objectcache_runtime.root_key import ROOT_ACCESS_KEY_VARIABLE, ROOT_SECRET_KEY_VARIABLE
 from objectcache_runtime.setting_values import (
     address,
@@ -24,13 +26,25 @@ from objectcache_runtime.setting_values import (
     declared,
     either_zero_or,
     likely_names,
+    numbers,
     one_of,
     text_like,
 )
 from objectcache_runtime.usable_paths import PATH_USE, FileUse, check_path, used_as
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN, GIB, KIB, MIB, Limits, Positive
-from objectcache_schemas.policy_names import EVERY_EPOCH, POLICIES, RATES
+from objectcache_schemas.limits import (
+    CAP_GBPS_MAX,
+    CAP_GBPS_MIN,
+    GIB,
+    KIB,
+    MIB,
+    NAME_PATTERN,
+    NIC_RATE_MAX,
+    NIC_RATE_MIN,
+    Limits,
+    Positive,
+)
+from objectcache_schemas.policy_names import EVERY_EPOCH, POLICIES, RATES, ROUTE_POLICIES
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +61,26 @@ OTHER_VARIABLES = frozenset(
         "OBJECTCACHE_MASTER_KEY",
         "OBJECTCACHE_ADMIN_ENDPOINT",
         "OBJECTCACHE_ADMIN_TOKEN",
+        "OBJECTCACHE_NIC",
+        "OBJECTCACHE_NIC_BYTES_PER_S",
+        "OBJECTCACHE_RELAYS",
+        "OBJECTCACHE_ROUTE",
+        "OBJECTCACHE_NODE",
+        "OBJECTCACHE_FETCHER",
     }
 )
 
 # Kubernetes sets such for every service in the namespace, OBJECTCACHE_ADMIN_SERVICE_HOST for one.
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT(_[0-9]+_(TCP|UDP)(_|$)|$)")
 
+SHARED_STORES = ("rados", "s3", "daos", "file")  # schemes of a shared store's URL
+
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+ZeroOrMore = Annotated[int, msgspec.Meta(ge=0)]
+Part = Annotated[float, msgspec.Meta(gt=0, le=1)]
+KeptDirectory = Annotated[str, used_as(FileUse.KEPT_DIRECTORY)]
+ReadFile = Annotated[str, used_as(FileUse.READ_FILE)]
+AppendedFile = Annotated[str, used_as(FileUse.APPENDED_FILE)]
 Section = dict[str, Any]
 
 
@@ -65,18 +92,19 @@ def _doc(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
 
 
+LogLevel = Annotated[
+    str, one_of("debug", "info", "warning", "error"), _doc("debug, info, warning or error")
+]
+
+
 class ServerSettings(_Settings, frozen=True):
     """Where the two processes find their files and each other."""
 
     data_dir: Annotated[
-        str,
-        used_as(FileUse.KEPT_DIRECTORY),
-        _doc("directory of the objects, the index and the credentials"),
+        KeptDirectory, _doc("directory of the objects, the index and the credentials")
     ] = ""
     run_dir: Annotated[
-        str,
-        used_as(FileUse.KEPT_DIRECTORY),
-        _doc("directory of the sockets between processes; default DATA_DIR/run"),
+        KeptDirectory, _doc("directory of the sockets between processes; default DATA_DIR/run")
     ] = ""
     storage_address: Annotated[
         str,
@@ -84,17 +112,11 @@ class ServerSettings(_Settings, frozen=True):
         _doc("host:port of a storage server on another host; default its socket in RUN_DIR"),
     ] = ""
     tls_certificate: Annotated[
-        str,
-        used_as(FileUse.READ_FILE),
-        _doc("PEM file; what this process shows to the other across hosts"),
+        ReadFile, _doc("PEM file; what this process shows to the other across hosts")
     ] = ""
-    tls_key: Annotated[
-        str, used_as(FileUse.READ_FILE), _doc("PEM file of the certificate's private key")
-    ] = ""
+    tls_key: Annotated[ReadFile, _doc("PEM file of the certificate's private key")] = ""
     tls_ca: Annotated[
-        str,
-        used_as(FileUse.READ_FILE),
-        _doc("PEM file of the authorities whose certificates the other process may show"),
+        ReadFile, _doc("PEM file of the authorities whose certificates the other process may show")
     ] = ""
     log_format: Annotated[str, one_of("json", "text"), _doc("how a line of the log is written")] = (
         "json"
@@ -122,21 +144,16 @@ class GatewaySettings(_Settings, frozen=True):
         int, msgspec.Meta(ge=1, le=64), _doc("gateway processes that serve one port")
     ] = 1
     tls_certificate: Annotated[
-        str,
-        used_as(FileUse.READ_FILE),
-        _doc("PEM file of the certificate chain; serves HTTPS instead of HTTP"),
+        ReadFile, _doc("PEM file of the certificate chain; serves HTTPS instead of HTTP")
     ] = ""
     tls_key: Annotated[
-        str,
-        used_as(FileUse.READ_FILE),
-        _doc("PEM file of its private key; default the certificate's file"),
+        ReadFile, _doc("PEM file of its private key; default the certificate's file")
     ] = ""
     tls_reload_s: Annotated[Seconds, _doc("how often the two files are looked at for a change")] = (
         10.0
     )
     audit_log: Annotated[
-        str,
-        used_as(FileUse.APPENDED_FILE),
+        AppendedFile,
         _doc("file of the audit log in S3's server access log format; none by default"),
     ] = ""
     audit_log_bytes_max: Annotated[
@@ -162,8 +179,7 @@ class GatewaySettings(_Settings, frozen=True):
         ),
     ] = 4096
     requests_in_flight_max: Annotated[
-        Positive,
-        _doc("requests served at once, shared max-min among users; more get SlowDown"),
+        Positive, _doc("requests served at once, shared max-min among users; more get SlowDown")
     ] = 512
     document_bytes_max: Annotated[
         Positive,
@@ -172,6 +188,13 @@ class GatewaySettings(_Settings, frozen=True):
             "arrives, shared max-min among users; more get SlowDown"
         ),
     ] = 256 * MIB
+    storage_addresses: Annotated[
+        tuple[str, ...],
+        _doc(
+            "storage servers of one store, host:port or the path of a socket, in place of "
+            "server.storage_address; those that they tell of are asked, too"
+        ),
+    ] = ()
     storage_connections_max: Annotated[
         Positive,
         _doc(
@@ -195,8 +218,7 @@ class GatewaySettings(_Settings, frozen=True):
         Seconds, _doc("longest time a client may neither send nor take a byte of a body")
     ] = 60.0
     body_rate_bytes_per_s_min: Annotated[
-        int,
-        msgspec.Meta(ge=0),
+        ZeroOrMore,
         _doc("rate below which a body may arrive for body_stall_timeout_s, no longer; 0 is none"),
     ] = 1 * KIB
     slow_answer_after_s: Annotated[
@@ -213,29 +235,33 @@ class GatewaySettings(_Settings, frozen=True):
     body_handover: Annotated[
         bool, _doc("let the storage server write bodies to the client's socket itself")
     ] = True
-    log_level: Annotated[
-        str,
-        one_of("debug", "info", "warning", "error"),
-        _doc("debug, info, warning or error"),
-    ] = "info"
+    log_level: LogLevel = "info"
 
 
 class StorageSettings(_Settings, frozen=True):
     """The storage server's own."""
 
-    engine: Annotated[str, one_of("local", "files", "memory"), _doc("local, files or memory")] = (
-        "local"
-    )
+    engine: Annotated[
+        str,
+        text_like(
+            rf"^(local|files|memory|({'|'.join(SHARED_STORES)})://.+)\Z",
+            "local, files or memory, or the URL of a store that several servers share: "
+            + either([f"{scheme}://" for scheme in SHARED_STORES]),
+        ),
+        _doc(
+            "local, files or memory, or the URL of a store that several servers share: "
+            "rados://POOL, s3://BUCKET, daos://POOL/CONTAINER or file:///FOLDER"
+        ),
+    ] = "local"
     capacity_bytes: Annotated[
-        int,
-        msgspec.Meta(ge=0),
+        ZeroOrMore,
         _doc(
             "bytes for data files, whole ones; 0 is what the file system has, less "
-            "capacity_reserve_bytes"
+            "capacity_reserve_bytes. In a shared store: bytes for objects; 0 is what it has itself"
         ),
     ] = 0
     capacity_reserve_bytes: Annotated[
-        int, msgspec.Meta(ge=0), _doc("space left to others on the file system")
+        ZeroOrMore, _doc("space left to others on the file system")
     ] = 1 * GIB
     data_file_bytes: Annotated[
         int,
@@ -253,22 +279,44 @@ class StorageSettings(_Settings, frozen=True):
     index_bytes_max: Annotated[
         int, msgspec.Meta(ge=16 * MIB), _doc("size to which the index may grow (its address space)")
     ] = 64 * GIB
+    cache_bytes: Annotated[
+        ZeroOrMore,
+        _doc(
+            "space on a device of this server for what it has put into a shared store or read of "
+            "it; 0 is no such cache"
+        ),
+    ] = 0
+    cache_dir: Annotated[KeptDirectory, _doc("directory of that cache; default DATA_DIR/cache")] = (
+        ""
+    )
     when_full: Annotated[str, one_of("evict", "refuse"), _doc("evict chunks, or refuse puts")] = (
         "evict"
     )
-    high_watermark: Annotated[
-        float, msgspec.Meta(gt=0, le=1), _doc("part of the capacity from which chunks are evicted")
-    ] = 0.95
-    low_watermark: Annotated[
-        float, msgspec.Meta(gt=0, le=1), _doc("part of the capacity down to which they are")
-    ] = 0.90
+    high_watermark: Annotated[Part, _doc("part of the capacity from which chunks are evicted")] = (
+        0.95
+    )
+    low_watermark: Annotated[Part, _doc("part of the capacity down to which they are")] = 0.90
+    grace_s: Annotated[
+        Seconds,
+        _doc(
+            "time for which a shared store keeps the bytes of what was deleted, for whoever reads "
+            "them; above delivery_timeout_s of every server"
+        ),
+    ] = 1200.0
+    writer_lease_s: Annotated[
+        Seconds,
+        _doc(
+            "silence after which the servers of a shared store take one of them for dead; what it "
+            "was storing is given up; no call of the store is waited for longer"
+        ),
+    ] = 30.0
     page_cache_bytes: Annotated[
         int,
         msgspec.Meta(ge=-1),
         _doc("page cache for extents; -1 is what the memory limits leave, 0 reads all directly"),
     ] = -1
     page_cache_fraction: Annotated[
-        float, msgspec.Meta(gt=0, le=1), _doc("part of what the memory limits leave that is used")
+        Part, _doc("part of what the memory limits leave that is used")
     ] = 0.8
     direct_io: Annotated[
         str,
@@ -297,7 +345,7 @@ class StorageSettings(_Settings, frozen=True):
         _doc("whether readers share the device; auto measures"),
     ] = "auto"
     compaction_bytes_per_s: Annotated[
-        int, msgspec.Meta(ge=0), _doc("rate at which chunks are moved together; 0 never moves any")
+        ZeroOrMore, _doc("rate at which chunks are moved together; 0 never moves any")
     ] = 64 * MIB
     compaction_idle_s: Annotated[
         float, msgspec.Meta(ge=0), _doc("age from which a chunk may be moved")
@@ -306,7 +354,7 @@ class StorageSettings(_Settings, frozen=True):
         Positive, _doc("memory in which puts gather whole extents, for all puts")
     ] = 512 * MIB
     reader_threads: Annotated[
-        int, msgspec.Meta(ge=0), _doc("threads that read chunks; 0 is one a core, 8 at most")
+        ZeroOrMore, _doc("threads that read chunks; 0 is one a core, 8 at most")
     ] = 0
     fragment_bytes: Annotated[
         int, msgspec.Meta(ge=64 * KIB, le=64 * MIB), _doc("bytes read and sent as one piece")
@@ -315,7 +363,7 @@ class StorageSettings(_Settings, frozen=True):
         int,
         msgspec.Meta(ge=64 * KIB, le=64 * MIB),
         _doc("bytes read into a target as one piece, where layers are large"),
-    ] = 8 * MIB
+    ] = 16 * MIB
     delivery_in_flight_bytes_max: Annotated[
         Positive, _doc("bytes read for one delivery and not yet taken by its client")
     ] = 8 * MIB
@@ -324,7 +372,7 @@ class StorageSettings(_Settings, frozen=True):
     ] = 256 * MIB
     deliveries_max: Annotated[Positive, _doc("deliveries at once; more wait")] = 256
     layerwise_threshold_bytes: Annotated[
-        int, msgspec.Meta(ge=0), _doc("payload from which delivery: auto is layerwise")
+        ZeroOrMore, _doc("payload from which delivery: auto is layerwise")
     ] = 8 * MIB
     connections_max: Annotated[Positive, _doc("connections from gateways")] = 1024
     puts_max: Annotated[Positive, _doc("puts at once; more wait")] = 128
@@ -336,11 +384,13 @@ class StorageSettings(_Settings, frozen=True):
     ] = 1000
     open_objects_max: Annotated[Positive, _doc("open files kept for the next read")] = 4096
     send_stall_timeout_s: Annotated[
-        Seconds, _doc("longest time a client may take for one fragment of a body")
+        Seconds,
+        _doc(
+            "longest time a client may take for one fragment of a body, or to free room in a ring"
+        ),
     ] = 60.0
     client_rate_bytes_per_s_min: Annotated[
-        int,
-        msgspec.Meta(ge=0),
+        ZeroOrMore,
         _doc(
             "rate below which a client that takes a body or sends a put is cut while others wait "
             "for the memory or the slot that it holds; 0 is none"
@@ -351,6 +401,14 @@ class StorageSettings(_Settings, frozen=True):
         str,
         address(""),
         _doc("host:port for gateways on other hosts, over mutual TLS; none by default"),
+    ] = ""
+    advertised_address: Annotated[
+        str,
+        address(""),
+        _doc(
+            "host:port at which gateways of other hosts reach this server, which others of a "
+            "shared store tell them; default storage.listen where it names a host"
+        ),
     ] = ""
     lifecycle_interval_s: Annotated[
         Seconds, _doc("time between two searches for objects that a lifecycle rule expires")
@@ -432,11 +490,7 @@ class StorageSettings(_Settings, frozen=True):
     drain_timeout_s: Annotated[
         Seconds, _doc("after SIGTERM, time for deliveries and puts to finish")
     ] = 20.0
-    log_level: Annotated[
-        str,
-        one_of("debug", "info", "warning", "error"),
-        _doc("debug, info, warning or error"),
-    ] = "info"
+    log_level: LogLevel = "info"
 
 
 class AdminSettings(_Settings, frozen=True):
@@ -453,28 +507,89 @@ class AdminSettings(_Settings, frozen=True):
         bool, _doc("serve the status page at /status, behind an admin token")
     ] = False
     audit_log: Annotated[
-        str,
-        used_as(FileUse.APPENDED_FILE),
-        _doc("file of the admin audit log; default DATA_DIR/admin-audit.log"),
+        AppendedFile, _doc("file of the admin audit log; default DATA_DIR/admin-audit.log")
     ] = ""
-    tls_certificate: Annotated[
-        str, used_as(FileUse.READ_FILE), _doc("PEM file; serves HTTPS instead of HTTP")
-    ] = ""
+    tls_certificate: Annotated[ReadFile, _doc("PEM file; serves HTTPS instead of HTTP")] = ""
     tls_key: Annotated[
-        str,
-        used_as(FileUse.READ_FILE),
-        _doc("PEM file of its private key; default the certificate's file"),
+        ReadFile, _doc("PEM file of its private key; default the certificate's file")
     ] = ""
     tenants_in_metrics_max: Annotated[
         int,
         msgspec.Meta(ge=0, le=10_000),
         _doc("tenants that metrics name, the first seen; the rest is one, named other"),
     ] = 50
-    log_level: Annotated[
-        str,
-        one_of("debug", "info", "warning", "error"),
-        _doc("debug, info, warning or error"),
-    ] = "info"
+    log_level: LogLevel = "info"
+
+
+class DispatchServiceSettings(_Settings, frozen=True):
+    """The dispatch service's (docs/dual_path.md), which `objectcache dispatch` runs."""
+
+    listen: Annotated[
+        str, address(), _doc("host:port to serve HTTP on; port 0 picks a free one")
+    ] = "127.0.0.1:9010"
+    token_file: Annotated[
+        ReadFile,
+        _doc("file of the one line that callers show as a bearer token; for its owner alone"),
+    ] = ""
+    anonymous: Annotated[
+        bool, _doc("without a token file, let anybody in who reaches the port")
+    ] = False
+    topology: Annotated[ReadFile, _doc("TOML file of nodes that are there without registering")] = (
+        ""
+    )
+    route_policy: Annotated[
+        str, one_of(*ROUTE_POLICIES), _doc("how a route is chosen: " + ", ".join(ROUTE_POLICIES))
+    ] = "least_lateness"
+    beta_tokens: Annotated[
+        float,
+        msgspec.Meta(gt=0, le=1e12),
+        _doc("a prefill worker with more tokens gets nothing: what a GPU prefills in 5 s"),
+    ] = 100_000.0
+    alpha_s: Annotated[
+        float, msgspec.Meta(gt=0, le=3600), _doc("a storage NIC that is busy for longer is avoided")
+    ] = 3.0
+    slack: Annotated[
+        float,
+        msgspec.Meta(ge=1, le=100),
+        _doc("how far over the mean a decode worker's tokens may be before others come first"),
+    ] = 1.05
+    any_node: Annotated[
+        bool, _doc("nodes without either worker of a request may relay it, too")
+    ] = True
+    decode: Annotated[
+        bool, _doc("requests need a decode worker; false for a cluster of prefill alone")
+    ] = True
+    report_age_s_max: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=3600),
+        _doc("a node whose last report is older does not relay for others; 0 is any age"),
+    ] = 1.0
+    reservation_lease_s: Annotated[
+        float,
+        msgspec.Meta(ge=0.1, le=86_400),
+        _doc("a reservation that nobody renews for so long is released"),
+    ] = 60.0
+    node_lease_s: Annotated[
+        float,
+        msgspec.Meta(ge=0.1, le=3600),
+        _doc("a node that neither registers nor reports for so long is lost"),
+    ] = 15.0
+    reservations_max: Annotated[
+        int, msgspec.Meta(ge=1, le=10_000_000), _doc("requests that wait or run at a time")
+    ] = 100_000
+    nodes_max: Annotated[
+        int, msgspec.Meta(ge=1, le=100_000), _doc("nodes that may be registered at a time")
+    ] = 4096
+    retry_after_s: Annotated[
+        float,
+        msgspec.Meta(gt=0, le=3600),
+        _doc("what a router is told to wait where a request cannot be placed"),
+    ] = 1.0
+    tls_certificate: Annotated[ReadFile, _doc("PEM file; serves HTTPS instead of HTTP")] = ""
+    tls_key: Annotated[
+        ReadFile, _doc("PEM file of its private key; default the certificate's file")
+    ] = ""
+    log_level: LogLevel = "info"
 
 
 class SchedulerSettings(_Settings, frozen=True):
@@ -511,11 +626,10 @@ class SchedulerSettings(_Settings, frozen=True):
         ),
     ] = EVERY_EPOCH
     tenant_deliveries_max: Annotated[
-        Positive, _doc("deliveries of one tenant at once; more wait")
+        Positive, _doc("deliveries of one tenant at once, its small ones apart; more wait")
     ] = 256
     queue_max: Annotated[
-        int,
-        msgspec.Meta(ge=0),
+        ZeroOrMore,
         _doc("requests of one tenant that wait for a turn, memory or a put; more get SlowDown"),
     ] = 256
     queue_timeout_s: Annotated[
@@ -532,6 +646,181 @@ class SchedulerSettings(_Settings, frozen=True):
     ] = 256
 
 
+class RelaySettings(_Settings, frozen=True):
+    """The relay's own; what it writes over is in storage.nixl, nixl_devices, nixl_ucx and
+    verbs_device.
+    """
+
+    listen: Annotated[
+        str, address(), _doc("host:port to serve engines on; port 0 picks a free one")
+    ] = "127.0.0.1:7400"
+    metrics_listen: Annotated[
+        str, address("off"), _doc("host:port of GET /metrics, which nobody signs; or off")
+    ] = "127.0.0.1:7401"
+    tls_certificate: Annotated[ReadFile, _doc("PEM file; serves HTTPS instead of HTTP")] = ""
+    tls_key: Annotated[
+        ReadFile, _doc("PEM file of its private key; default the certificate's file")
+    ] = ""
+    connections_max: Annotated[
+        Positive,
+        _doc("open connections; over it the oldest without the job's signature ends"),
+    ] = 1024
+    endpoint: Annotated[str, _doc("URL of the gateway that deliveries are asked of")] = ""
+    credentials: Annotated[
+        ReadFile,
+        _doc(
+            "AWS shared-credentials file of the job's access key, which engines sign with, too; "
+            "default OBJECTCACHE_ACCESS_KEY and OBJECTCACHE_SECRET_KEY"
+        ),
+    ] = ""
+    transport: Annotated[
+        str,
+        one_of("auto", "shared_memory", "nixl", "verbs", "body"),
+        _doc(
+            "how deliveries come in: shared_memory, nixl, verbs or body; auto is the first of them "
+            "that the storage server grants, and never verbs"
+        ),
+    ] = "auto"
+    verbs_device: Annotated[
+        str,
+        _doc(
+            "RDMA device that deliveries come in over, by verbs; default that over which they "
+            "leave, storage.verbs_device"
+        ),
+    ] = ""
+    landing_bytes: Annotated[
+        int,
+        msgspec.Meta(ge=1 * MIB),
+        _doc(
+            "memory for deliveries on their way, 1 MiB at least; the largest of them has to fit, "
+            "or two of its layers at a fetcher"
+        ),
+    ] = 1 * GIB
+    in_flight_bytes_max: Annotated[
+        Positive,
+        _doc(
+            "bytes that are being written to one engine at a time, and at a fetcher decoded for "
+            "all whose memory is not shared; one piece always may"
+        ),
+    ] = 64 * MIB
+    wait_s: Annotated[
+        Seconds, _doc("longest wait of a get for landing memory, before SlowDown")
+    ] = 0.05
+    hold_s: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=60),
+        _doc(
+            "how long what has landed is kept for others that ask for the same, while nobody needs "
+            "the memory; 0 shares only what is still being sent"
+        ),
+    ] = 2.0
+    fabric_timeout_s: Annotated[
+        Seconds, _doc("longest wait for an engine to take a piece, before its session ends")
+    ] = 10.0
+    nic: Annotated[
+        str,
+        text_like(rf"^\Z|{NAME_PATTERN}", "empty, or 1 to 128 letters, digits and any of _.:@=+~-"),
+        _doc("name of this node's storage NIC, by which storage servers pace it; empty is none"),
+    ] = ""
+    nic_bytes_per_s: Annotated[
+        float,
+        either_zero_or(NIC_RATE_MIN, NIC_RATE_MAX, "bytes per second"),
+        _doc("what that NIC carries; 0 is not known, and leaves it unpaced"),
+    ] = 0.0
+    ip_dscp: Annotated[
+        int, msgspec.Meta(ge=0, le=63), _doc("DSCP of what is sent over TCP in bodies; 0 is none")
+    ] = 0
+    ib_traffic_class: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=255),
+        _doc(
+            "traffic class of NIXL and verbs towards engines, DSCP x 4 on RoCE; 0 leaves it to them"
+        ),
+    ] = 0
+    ib_service_level: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=15),
+        _doc("service level of NIXL and verbs towards engines; 0 leaves it to them"),
+    ] = 0
+    drain_timeout_s: Annotated[Seconds, _doc("after SIGTERM, time for deliveries to finish")] = 20.0
+    dispatch: Annotated[
+        str,
+        _doc(
+            "URL of the dispatch service that hears of this relay, or of its replicas, with commas "
+            "between them; default nobody does"
+        ),
+    ] = ""
+    dispatch_token_file: Annotated[ReadFile, _doc("file of the dispatch service's token")] = ""
+    node: Annotated[
+        str, _doc("this node's name, to servers and at the dispatch service; default the host's")
+    ] = ""
+    url: Annotated[
+        str,
+        _doc("URL under which engines reach this relay, for the dispatch service; default listen"),
+    ] = ""
+    storage_nic_gbps: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=CAP_GBPS_MAX),
+        _doc("rate of the storage NIC, 10^9 bits a second, for the dispatch service"),
+    ] = 0.0
+    compute_nic_gbps: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=CAP_GBPS_MAX),
+        _doc("rate of one compute NIC, 10^9 bits a second, for the dispatch service"),
+    ] = 0.0
+    compute_nics: Annotated[
+        int, msgspec.Meta(ge=1, le=1024), _doc("compute NICs of the node, for the dispatch service")
+    ] = 1
+    report_s: Annotated[
+        float,
+        msgspec.Meta(ge=0.05, le=10),
+        _doc("time between two reports of the load to the dispatch service"),
+    ] = 0.2
+    log_level: LogLevel = "info"
+
+
+class FetcherSettings(_Settings, frozen=True):
+    """The fetcher's own; it takes relay.endpoint, credentials, landing memory and such, too."""
+
+    listen: Annotated[
+        str, address(), _doc("host:port to serve engines of this host on; port 0 picks a free one")
+    ] = "127.0.0.1:7410"
+    metrics_listen: Annotated[
+        str, address("off"), _doc("host:port of GET /metrics, which nobody signs; or off")
+    ] = "127.0.0.1:7411"
+    workers: Annotated[
+        int, msgspec.Meta(ge=1, le=256), _doc("processes that decode, one processor each")
+    ] = 2
+    wait_s: Annotated[
+        Seconds,
+        _doc(
+            "longest wait of a get for landing memory, before SlowDown, in the place of "
+            "relay.wait_s: a prefix that is larger than the memory holds its part until it has come"
+        ),
+    ] = 20.0
+    cpus: Annotated[
+        tuple[str, ...],
+        numbers("processors", 4095),
+        _doc("numbers of the processors that workers are pinned to, in turn; default any"),
+    ] = ()
+    encodings: Annotated[
+        tuple[str, ...],
+        _doc(
+            "encodings in which chunks are asked for as they are stored, and decoded here; with "
+            "none the storage server decodes; auto: any, where that is sooner"
+        ),
+    ] = ("planes-zstd", "planes-deflate")
+    users: Annotated[
+        tuple[str, ...],
+        numbers("users", (1 << 32) - 2),
+        _doc(
+            "numbers of users whose engines may join, beside the fetcher's own; they need "
+            "storage.target_socket_mode=666, too"
+        ),
+    ] = ()
+    log_level: LogLevel = "info"
+
+
 class Settings(_Settings, frozen=True):
     """All settings of a deployment."""
 
@@ -541,6 +830,9 @@ class Settings(_Settings, frozen=True):
     storage: StorageSettings = StorageSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     admin: AdminSettings = AdminSettings()
+    relay: RelaySettings = RelaySettings()
+    fetcher: FetcherSettings = FetcherSettings()
+    dispatch: DispatchServiceSettings = DispatchServiceSettings()
 
     @property
     def data_dir(self) -> Path:
@@ -555,6 +847,12 @@ class Settings(_Settings, frozen=True):
         return (
             Path(self.server.run_dir).absolute() if self.server.run_dir else self.data_dir / "run"
         )
+
+    @property
+    def cache_dir(self) -> Path:
+        """The directory of the cache of a shared store."""
+        given = self.storage.cache_dir
+        return Path(given).absolute() if given else self.data_dir / "cache"
 
     @property
     def schedule_file(self) -> Path:
@@ -585,6 +883,22 @@ class Settings(_Settings, frozen=True):
     def target_socket(self) -> Path:
         """Where the storage server takes clients' targets."""
         return self.run_dir / "targets.sock"
+
+    @property
+    def relay_socket(self) -> Path | None:
+        """Where a relay takes targets of engines on its host; None where it has no directory."""
+        if not (self.server.run_dir or self.server.data_dir):
+            return None
+        return self.run_dir / "relay-targets.sock"
+
+    @property
+    def fetcher_socket(self) -> Path:
+        """Where a fetcher takes targets of engines. Raises `InvalidRequest` without a directory."""
+        if not (self.server.run_dir or self.server.data_dir):
+            raise InvalidRequest(
+                "server.run_dir is not set; give a directory for the socket that engines join at"
+            )
+        return self.run_dir / "fetcher-targets.sock"
 
 
 SECTIONS = tuple(field.name for field in msgspec.structs.fields(Settings))
@@ -686,6 +1000,7 @@ def each_setting() -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
             yield f"{section}.{field.name}", field
 
 
+@functools.cache  # a start asks dozens of times, and each time every annotation would be evaluated
 def setting_fields(section: str) -> tuple[msgspec.structs.FieldInfo, ...]:
     """The settings of one section, for the documentation and the command line."""
     struct = type(getattr(Settings(), section))

@@ -62,6 +62,7 @@ from objectcache_schemas.operators import (
     account_changes,
     engine_status,
     schedule,
+    server_list,
     server_state,
     traces,
 )
@@ -69,7 +70,7 @@ from objectcache_schemas.operators import (
 # Each declares its requests as it is imported.
 DECLARING = (
     *(buckets, kv, leases, quotas, reads, sessions, uploads, writes),
-    *(account_changes, engine_status, schedule, server_state, traces),
+    *(account_changes, engine_status, schedule, server_list, server_state, traces),
 )
 
 BodyChoice = SendBody | CloseObject

@@ -10,7 +10,7 @@ import binascii
 import enum
 import math
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
@@ -20,19 +20,40 @@ import msgspec
 from objectcache_schemas.compute_windows import WINDOW_S_MAX
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.excerpt import excerpt
-from objectcache_schemas.layout import KvLayout, check_geometry, check_int
-from objectcache_schemas.limits import KEY_BYTES_MAX, KIB, Limits
+from objectcache_schemas.layout import (
+    NUM_LAYERS_MAX,
+    KvLayout,
+    TargetRing,
+    TargetRows,
+    check_geometry,
+    check_int,
+)
+from objectcache_schemas.limits import (
+    KEY_BYTES_MAX,
+    KIB,
+    MIB,
+    NAME_PATTERN,
+    NIC_RATE_MAX,
+    NIC_RATE_MIN,
+    Limits,
+)
 from objectcache_schemas.received_keys import check_count, received_key, received_keys
 
 T = TypeVar("T")
 
 DESCRIPTOR_VERSION = 1
 TARGET_ID_BYTES = 16
+SERVER_ID_BYTES = 8  # with which every target's id begins: the storage server that holds it
 CONTEXT_TOKENS_MAX = 1 << 40
 UTF8_BYTES_MAX = 4  # of one character
 MODEL_CHARS_MAX = 128
 FINGERPRINT_BYTES_MAX = 256  # of a request; servers keep it with what they learn
 RATE_MIN = 64 * KIB  # bytes per second: slower, a slice takes longer than clients wait for anything
+ENCODINGS_MAX = 16  # that a reader lists
+ENCODED_SLICE_BYTES_MAX = MIB  # of a put's: a frame is checked as a whole, in memory
+ENCODED_RATIO_MAX = 16  # of a put's: numbers of KV do not shrink so far, what fills up a disk does
+_ENCODING = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NIC = re.compile(NAME_PATTERN)
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -84,7 +105,15 @@ class Descriptor:
     `compute_window_s` does not; `rate_bytes_per_s` is the most that the client wants. So do
     `fingerprint`, which says what model computes, on what, and names a profile if there is one of
     that name, and `computed_tokens`, all that the engine computes in the step that consumes this.
-    A `compute_window_s` of 0 says that nothing is computed between layers.
+    A `compute_window_s` of 0 says that nothing is computed between layers. `part` [first, count]
+    says that `chunk_keys` are those from `first` on of a prefix of `count` chunks, of which others
+    bring the rest: the target is that of the whole prefix then, and so is the compute window.
+    `nic`, in a get alone, is the storage NIC that the payload goes to, by a name of the client's
+    own, and `nic_bytes_per_s` what that carries. `encodings`, in a get alone, are those that the
+    reader takes: of a name that the server does not know nothing comes. `encoded_bytes`, in a put
+    alone, says that its payload is encoded, and of how many bytes, fewer than those of its slices.
+    `ring_layers`, in a get into a target alone, is how many places the target has for layers, which
+    take them in turn, as the client frees them.
 
     Raises `InvalidRequest` (code InvalidDescriptor) when built with a value out of bounds.
     """
@@ -104,6 +133,12 @@ class Descriptor:
     rate_bytes_per_s: float | None = None
     fingerprint: str | None = None
     computed_tokens: int | None = None
+    part: tuple[int, int] | None = None
+    nic: str | None = None
+    nic_bytes_per_s: float | None = None
+    encodings: tuple[str, ...] | None = None
+    encoded_bytes: int | None = None
+    ring_layers: int | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -129,6 +164,56 @@ class Descriptor:
                 code="InvalidDescriptor",
             )
         self._check_hints()
+        self._check_part()
+        self._check_encoded()
+        self._check_ring()
+
+    def _check_part(self) -> None:
+        if self.part is None:
+            return
+        first, count = self.part
+        _check("part[1]", count, 1, CONTEXT_TOKENS_MAX)
+        if not 0 <= first <= count - len(self.chunk_keys):
+            raise InvalidRequest(
+                f"part must be [first, count] with chunk_keys, {len(self.chunk_keys)} of them, "
+                f"among the count chunks from first on, got [{first}, {count}]",
+                code="InvalidDescriptor",
+            )
+        if self.rdma_target is not None and self.delivery is not DeliveryMode.LAYERWISE:
+            raise InvalidRequest(
+                "a part of a prefix goes into a target layer by layer; delivery must be layerwise",
+                code="InvalidDescriptor",
+            )
+
+    def _check_encoded(self) -> None:
+        if self.encoded_bytes is None:
+            return
+        if self.delivery is not DeliveryMode.LAYERWISE:
+            raise InvalidRequest(
+                "delivery must be layerwise where encoded_bytes is given: frames come layer by "
+                "layer",
+                code="InvalidDescriptor",
+            )
+        if self.per_layer_chunk_bytes > ENCODED_SLICE_BYTES_MAX:
+            raise InvalidRequest(
+                f"per_layer_chunk_bytes is {self.per_layer_chunk_bytes}, and slices over "
+                f"{ENCODED_SLICE_BYTES_MAX} bytes are not put encoded: leave encoded_bytes out",
+                code="InvalidDescriptor",
+            )
+        plain_bytes = len(self.chunk_keys) * self.chunk_bytes
+        least, most = -(-plain_bytes // ENCODED_RATIO_MAX), plain_bytes - 1
+        _check("encoded_bytes", self.encoded_bytes, least, most)
+
+    def _check_ring(self) -> None:
+        if self.ring_layers is None:
+            return
+        _check("ring_layers", self.ring_layers, 1, NUM_LAYERS_MAX)
+        if self.delivery is not DeliveryMode.LAYERWISE or self.part is not None:
+            raise InvalidRequest(
+                "delivery must be layerwise and part nil where ring_layers is given: whole layers "
+                "take turns",
+                code="InvalidDescriptor",
+            )
 
     def _check_hints(self) -> None:
         if self.context_tokens is not None:
@@ -156,6 +241,11 @@ class Descriptor:
                 f"rate_bytes_per_s must be a finite number of bytes per second, {RATE_MIN} or more",
                 code="InvalidDescriptor",
             )
+        _check_encodings(self.encodings)
+        try:
+            check_nic(self.nic, self.nic_bytes_per_s)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, code="InvalidDescriptor") from None
 
     @property
     def first_layer(self) -> int:
@@ -175,6 +265,52 @@ class Descriptor:
     def payload_bytes(self, chunk_count: int) -> int:
         """Bytes delivered for the first `chunk_count` chunks, all asked layers."""
         return chunk_count * (self.end_layer - self.first_layer) * self.per_layer_chunk_bytes
+
+    @property
+    def put_bytes(self) -> int:
+        """Bytes of a put's payload as it is sent."""
+        if self.encoded_bytes is not None:
+            return self.encoded_bytes
+        return self.payload_bytes(len(self.chunk_keys))
+
+    def target_rows(self, chunk_count: int) -> TargetRows | None:
+        """Where the first `chunk_count` chunks of a part lie in the target, counted from
+        `offset_bytes`; None for a whole prefix, whose layers lie in one piece.
+        """
+        if self.part is None:
+            return None
+        first, prefix_chunks = self.part
+        slice_bytes = self.per_layer_chunk_bytes
+        return TargetRows(
+            first * slice_bytes, chunk_count * slice_bytes, prefix_chunks * slice_bytes
+        )
+
+    @property
+    def ring_place_bytes(self) -> int | None:
+        """Room for a layer in the target; None where each has a place of its own."""
+        if self.ring_layers is None or self.rdma_target is None:
+            return None
+        return self.rdma_target.length_bytes // self.ring_layers
+
+    def target_ring(self, layers_bytes: Sequence[int]) -> TargetRing | None:
+        """Where layers of so many bytes lie in the target; None where each has a place of its own.
+        Raises `InvalidRequest` where one has no room.
+        """
+        place_bytes = self.ring_place_bytes
+        if place_bytes is None:
+            return None
+        assert self.ring_layers is not None
+        if max(layers_bytes) > place_bytes:
+            raise InvalidRequest(
+                f"rdma_target.length_bytes divided by ring_layers is {place_bytes}, the longest "
+                f"layer has {max(layers_bytes)} bytes",
+                code="InvalidDescriptor",
+            )
+        return TargetRing(self.ring_layers, place_bytes, layers_bytes)
+
+    def window_chunks(self, chunk_count: int) -> int:
+        """Chunks of the whole prefix that the engine gets, of which `chunk_count` are delivered."""
+        return chunk_count if self.part is None else self.part[1]
 
     def check_layout(self, layout: KvLayout) -> None:
         """Raise `InvalidRequest` (DescriptorMismatch) where the bucket's layout differs."""
@@ -218,6 +354,34 @@ class Descriptor:
                 "parent_key must be nil in a get: it says where a put belongs",
                 code="InvalidDescriptor",
             )
+        if wire.part is not None and of_put:
+            raise InvalidRequest(
+                "part must be nil in a put: each put is of a prefix by itself",
+                code="InvalidDescriptor",
+            )
+        if wire.encodings is not None and of_put:
+            raise InvalidRequest(
+                "encodings must be nil in a put: they are what the reader of a get takes",
+                code="InvalidDescriptor",
+            )
+        if wire.encoded_bytes is not None and not of_put:
+            raise InvalidRequest(
+                "encoded_bytes must be nil in a get: it is the length of what a put brings",
+                code="InvalidDescriptor",
+            )
+        if wire.encoded_bytes is not None and wire.layers is not None:
+            raise InvalidRequest(
+                "layers must be nil where encoded_bytes is given: a put brings every layer",
+                code="InvalidDescriptor",
+            )
+        if wire.ring_layers is not None and (of_put or wire.rdma_target is None):
+            raise InvalidRequest(
+                "ring_layers must be nil in a put, and where there is no rdma_target: it says how "
+                "a get goes round in one",
+                code="InvalidDescriptor",
+            )
+        if wire.part is not None:
+            _check("part[1]", wire.part[1], 1, limits.chunks_per_descriptor_max)
         wire_fields = {name: getattr(wire, name) for name in _FIELDS}
         wire_fields["chunk_keys"] = _wire_keys(wire.chunk_keys, "descriptor", limits)
         wire_fields["parent_key"] = parent_key
@@ -408,6 +572,32 @@ def _check_fingerprint(fingerprint: str) -> None:
             f"fingerprint must be 1 to {FINGERPRINT_BYTES_MAX} bytes of printable text",
             code="InvalidDescriptor",
         )
+
+
+def _check_encodings(encodings: tuple[str, ...] | None) -> None:
+    if encodings is None:
+        return
+    if len(encodings) > ENCODINGS_MAX or not all(map(_ENCODING.fullmatch, encodings)):
+        raise InvalidRequest(
+            f"encodings must be at most {ENCODINGS_MAX} names of 1 to 64 letters, digits, '.', "
+            "'_', '-'",
+            code="InvalidDescriptor",
+        )
+
+
+def check_nic(nic: str | None, nic_bytes_per_s: float | None) -> None:
+    """Raise `InvalidRequest` where these are no NIC's name and rate; None is not known."""
+    if nic is not None and not _NIC.match(nic):
+        raise InvalidRequest("nic must be 1 to 128 letters, digits and any of _.:@=+~-")
+    if nic_bytes_per_s is None:
+        return
+    if not NIC_RATE_MIN <= nic_bytes_per_s <= NIC_RATE_MAX:  # nor NaN
+        raise InvalidRequest(
+            f"nic_bytes_per_s must be a number of bytes per second from {NIC_RATE_MIN} to "
+            f"{NIC_RATE_MAX:g}"
+        )
+    if nic is None:
+        raise InvalidRequest("nic_bytes_per_s is the rate of a NIC, which nic must name")
 
 
 def _check(name: str, value: int, lowest: int, highest: int) -> None:

@@ -24,6 +24,13 @@ KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 BYTES_PER_GBIT = 1e9 / 8  # rates in Gbps are 10^9 bits per second
 CAP_GBPS_MIN = 0.001  # 125 KB/s; less would hold deliveries for hours without a word
 CAP_GBPS_MAX = 100_000.0
+NIC_RATE_MIN = 64 * KIB  # bytes per second, of a storage NIC; less would hold deliveries for hours
+NIC_RATE_MAX = 1e15
+# Of nodes, workers and NICs: such a name stands in a path, and in a label of a metric.
+NAME_PATTERN = r"^[A-Za-z0-9_.:@=+~-]{1,128}\Z"
+NAME_WORDS = "1 to 128 letters, digits and any of _.:@=+~-"
+# Words of routes: of a relay that is called so nobody could say whether it is meant.
+ROUTE_WORDS = ("auto", "direct", "split", "fetcher")
 
 
 Positive = Annotated[int, Meta(ge=1)]

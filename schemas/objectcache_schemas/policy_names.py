@@ -10,5 +10,7 @@ PolicyName = Literal[
 RatesName = Literal["every_epoch", "for_life"]  # how long an assigned rate holds
 EVERY_EPOCH: RatesName = "every_epoch"
 FOR_LIFE: RatesName = "for_life"
+RouteName = Literal["shorter_queue", "shortest_time", "least_lateness", "split"]
+ROUTE_POLICIES: tuple[RouteName, ...] = get_args(RouteName)
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 RATES: tuple[RatesName, ...] = get_args(RatesName)

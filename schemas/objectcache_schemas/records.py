@@ -75,11 +75,29 @@ class Durability(enum.Enum):
 
 
 class Verification(enum.Enum):
-    """Which slices are compared with their checksums when they are read."""
+    """Which slices are compared with their checksums when they are read; and which rows of slices
+    that are put encoded are decoded again, and compared, before the put is acknowledged.
+    """
 
     FULL = "full"
     SAMPLED = "sampled"  # one of 16, at random
     OFF = "off"
+
+
+class Freshness(enum.Enum):
+    """What reads of a bucket see of writes through other servers of the same store."""
+
+    FRESH = "fresh"  # all that were acknowledged before: the store is asked each time
+    INDEXED = "indexed"  # what this server has replayed: at most a moment old
+
+
+class StoredEncoding(enum.Enum):
+    """How the slices of chunks are stored so that they are fewer bytes; readers get what was put.
+    What is encoded says so itself: nothing of it depends on the policy of the moment.
+    """
+
+    PLANES_ZSTD = "planes-zstd"
+    PLANES_DEFLATE = "planes-deflate"
 
 
 class BucketPolicy(
@@ -91,6 +109,8 @@ class BucketPolicy(
     verification: Verification = Verification.FULL
     quota_bytes: int | None = None  # stored bytes, more are refused or evict; None is no quota
     ttl_s: float | None = None  # age since the put after which an object is gone; None is never
+    reads: Freshness | None = None  # of a shared store; None is indexed with a layout, else fresh
+    encoding: StoredEncoding | None = None  # of chunks that are put or moved from now on
 
 
 class EtagMode(enum.Enum):
@@ -135,7 +155,9 @@ class LifecycleRule(
 class BucketConfiguration(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
 ):
-    """What a bucket's owner or an operator chose, beside its policy. Engines only keep it."""
+    """What a bucket's owner or an operator chose, beside its policy. Engines keep it; that of a
+    store which several servers share also judges its quota of stored bytes and objects.
+    """
 
     etag_mode: EtagMode = EtagMode.MD5
     quota: Quota = Quota()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -13,13 +14,11 @@ import uvloop
 from objectcache_runtime.first_of import first_of
 from objectcache_runtime.logs import configure_logging
 from objectcache_runtime.settings import Settings, check_paths, parse_command_line
+from objectcache_runtime.told_to_stop import end_of_stdin, stop_signals
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
-from objectcache_storage_server.accounts import lost_accounts
-from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.connections.server import StorageServer
-from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.engines.open_engine import open_engine
 from objectcache_storage_server.heap import HeapTrimmer, bound_arenas
+from objectcache_storage_server.open_server import open_server
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.upload_requests import count_uploads
 from objectcache_storage_server.service import Service
@@ -43,24 +42,27 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
     warn_of_unserved_devices(settings.storage)
     stop, orphaned = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_signals(stop)
     if exit_with_stdin:
-        loop.add_reader(sys.stdin.fileno(), _read_stdin, orphaned)
+        end_of_stdin(orphaned)
     for number in (signal.SIGHUP, signal.SIGUSR1):
         loop.add_signal_handler(number, _ignore)  # until there is something to do
-    accounts: AccountBook | None = None
-    if not lost_accounts.are_absent(settings):
-        accounts = AccountBook.open(settings, os.environ)  # before the engine: its errors are cheap
-    engine = open_engine(settings)
-    if accounts is None:
-        accounts = _first_accounts(settings, engine)
+    opened = open_server(settings, os.environ)
+    engine = opened.engine
     multipart.create_bucket(engine)
     export = open_export(os.environ)
-    service = Service(settings, engine, export.submit if export else None, accounts)
-    count_uploads(service.store)
+    service = Service(
+        settings,
+        engine,
+        export.submit if export else None,
+        opened.accounts,
+        opened.shared,
+        opened.documents,
+    )
+    count_uploads(service.uploads)
     server = StorageServer(service)
     await server.start()
+    service.own.announce()
     service.start_lifecycle()
     trimmer = HeapTrimmer()
     loop.add_signal_handler(signal.SIGHUP, server.reload_certificate)
@@ -70,6 +72,7 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
     await first_of(stop.wait(), orphaned.wait())
     if not stop.is_set():
         await _outlast_gateways(service, server, stop)
+    await service.own.leave()
     logger.info("stopping: draining for up to %g s", settings.storage.drain_timeout_s)
     await server.drain(settings.storage.drain_timeout_s)
     trimmer.close()
@@ -78,24 +81,8 @@ async def run(settings: Settings, exit_with_stdin: bool) -> None:
         export.close()
 
 
-def _first_accounts(settings: Settings, engine: Engine) -> AccountBook:
-    """The accounts of a data directory that has none, if there is no bucket of a user."""
-    try:
-        lost_accounts.check_owners(settings, (bucket.owner for bucket in engine.each_bucket()))
-        return AccountBook.open(settings, os.environ)
-    except BaseException:
-        engine.close()
-        raise
-
-
 def _ignore() -> None:
     """What a signal does before the server serves."""
-
-
-def _read_stdin(ended: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        ended.set()
 
 
 async def _outlast_gateways(service: Service, server: StorageServer, stop: asyncio.Event) -> None:
@@ -119,6 +106,8 @@ def main(arguments: list[str] | None = None) -> int:
         configure_logging("storage", settings.storage.log_level, settings.server.log_format)
         bound_arenas()
         os.environ.setdefault(NIXL_LOG_LEVEL, "FATAL")
+        # What was imported stays: no collection walks over it, as the process runs or ends.
+        gc.freeze()
         uvloop.run(run(settings, namespace.exit_with_stdin))
     except InvalidRequest as error:
         print(f"objectcache storage: {error}", file=sys.stderr)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from objectcache_runtime.settings import Settings
+from objectcache_schemas.descriptor import SERVER_ID_BYTES
 from objectcache_schemas.operators.server_state import Health
 from objectcache_storage_server.accounts.account_book import AccountBook
 from objectcache_storage_server.admission.gates import Gates
@@ -18,12 +19,19 @@ from objectcache_storage_server.counts.engine_times import TimedEngine
 from objectcache_storage_server.counts.storage_counts import StorageCounts
 from objectcache_storage_server.deliveries.get_means import GetMeans
 from objectcache_storage_server.deliveries.schedule import Schedule
+from objectcache_storage_server.documents.documents import Documents
 from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.engine_calls import EngineCalls
+from objectcache_storage_server.fleet.own_state import OwnState, no_log
+from objectcache_storage_server.fleet.server_directory import AloneDirectory
+from objectcache_storage_server.fleet.shared_parts import SharedParts
+from objectcache_storage_server.operators.account_requests import AccountMeans
 from objectcache_storage_server.operators.run_checks import Checks
-from objectcache_storage_server.puts.store_means import StoreMeans
-from objectcache_storage_server.quotas.books import Books
+from objectcache_storage_server.puts.put_means import PutMeans
+from objectcache_storage_server.quotas.books import Books, StoreCompany
+from objectcache_storage_server.s3.bucket_requests import BucketMeans
 from objectcache_storage_server.s3.lifecycle import LifecycleCounts, LifecycleSweeper
+from objectcache_storage_server.s3.upload_requests import UploadMeans
 from objectcache_storage_server.scheduling.schedule_book import ScheduleBook
 from objectcache_storage_server.scheduling.windows.find_windows import WindowFinder
 from objectcache_storage_server.tracing.recorder import DeliveryRecorder
@@ -38,7 +46,7 @@ READER_THREADS_MAX = 8  # more threads only wait for each other's interpreter lo
 
 
 class Service:
-    """What a message's handler is given is a part of it, `gets` or `store`."""
+    """What a message's handler is given is a part of it, such as `gets` or `puts`."""
 
     def __init__(
         self,
@@ -46,38 +54,62 @@ class Service:
         engine: Engine,
         export: Callable[[DeliveryRecorder], None] | None = None,
         accounts: AccountBook | None = None,
+        shared: SharedParts | None = None,
+        documents: Documents | None = None,
     ) -> None:
         """`export` is called with the record of each delivery that has ended. Without `accounts`
-        they are kept in memory.
+        they are kept in memory; without `documents` the schedule is kept where the settings say.
+        Without `shared` the store is this server's alone.
         """
         storage = settings.storage
         self.settings = settings
         self.counts = counts = StorageCounts(settings.admin.tenants_in_metrics_max)
         engine = TimedEngine(engine, counts.engine)
         self.calls = calls = EngineCalls(engine)
-        self.books = books = Books(engine, accounts or AccountBook())
-        self.targets = targets = TargetRegistry(storage.targets_bytes_max)
+        directory = shared.directory if shared is not None else AloneDirectory()
+        company = None
+        if shared is not None:
+            company = StoreCompany(lambda: directory.serving, lambda: not shared.store_failure())
+        self.books = books = Books(engine, accounts or AccountBook(), company)
+        server_id = secrets.token_bytes(SERVER_ID_BYTES)
+        self.targets = targets = TargetRegistry(storage.targets_bytes_max, server_id)
         self.fabrics = Fabrics(storage)
         staging = self.fabrics.staging
-        book = ScheduleBook(settings)
+        book = ScheduleBook(settings, documents)
         self.gates = gates = Gates(
             settings, book.configuration.tenants, books.in_flight, books.stored, staging, calls.call
         )
+        log = shared.log_state if shared is not None else no_log
+        self.own = OwnState(
+            settings,
+            server_id,
+            gates,
+            directory,
+            log,
+            lambda: self.sessions.open_count,
+            shared.store_failure if shared is not None else lambda: "",
+        )
+        if shared is not None:
+            shared.on_buckets(books.buckets_changed_elsewhere)
+            books.buckets_changed_elsewhere()  # what was changed since the books were read
         reader_threads = storage.reader_threads or min(READER_THREADS_MAX, os.cpu_count() or 1)
         self.schedule = schedule = Schedule(
             book, gates, reader_threads, engine.capabilities.queue_depth
         )
         self._export = export
+        self._shared = shared
         self.traces = TraceBook(settings.scheduler.traces_kept, self._delivery_ended)
         windows = WindowFinder(settings.profiles_dir)
         self.gets = GetMeans(
             settings, calls, books, gates, schedule, windows, targets, staging, counts, self.traces
         )
-        self.store = StoreMeans(settings, calls, books, gates, targets, staging, counts)
+        self.puts = PutMeans(settings, calls, gates, targets, staging, counts)
+        self.uploads = UploadMeans(self.puts, books.stored)
+        self.buckets = BucketMeans(calls, books, storage.buckets_per_user_max)
+        self.accounts = AccountMeans(calls, books, gates.entrance.closed)
         self.checks = Checks(calls, gates, storage.send_stall_timeout_s)
         self.tickets = TicketBook()
         self.sessions = SessionServer(targets, self.fabrics, self.tickets, storage)
-        self.host_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         self.lifecycle = LifecycleCounts()
         self._sweeper: LifecycleSweeper | None = None
         self._metrics_page: MetricsPage | None = None
@@ -96,6 +128,7 @@ class Service:
             storage.lifecycle_interval_s,
             storage.lifecycle_day_s,
             self.books.stored.upload_ended,
+            is_due_here=self.own.is_first,
         )
 
     def _delivery_ended(self, recorder: DeliveryRecorder) -> None:
@@ -116,7 +149,7 @@ class Service:
         )
 
     def _degraded(self, now_s: float) -> str:
-        """Whom the server fails while it serves others, in words; empty while all is well."""
+        """What fails while the server serves others, in words; empty while all is well."""
         counts = {
             "requests refused because the store or its device is full (StorageFull)": (
                 self.counts.full_lately
@@ -125,7 +158,8 @@ class Service:
             "puts cut for slow clients": self.gates.slow_puts.cut_lately,
         }
         told = [f"{count:,} {what}" for what, one in counts.items() if (count := one.at(now_s))]
-        return f"lately: {', '.join(told)}" if told else ""
+        lately = f"lately: {', '.join(told)}" if told else ""
+        return "; ".join(filter(None, (self.engine.store_failure, lately)))
 
     def metrics_text(self) -> bytes:
         """The metrics as `MetricsPage.text` has them. What renders them is loaded at the first."""
@@ -142,4 +176,6 @@ class Service:
         self.gates.entrance.close()
         self.schedule.dispatcher.close()
         self.fabrics.close()
+        if self._shared is not None:
+            self._shared.close()
         self.calls.close()

@@ -51,7 +51,11 @@ class RemoteDriver:
                 cwd=ROOT,
                 env=client_environment(workspace, endpoint.ca_file),
             )
-        self.cannot_name: Mapping[str, str] = self.call("__init__", endpoint, workspace)
+        try:
+            self.cannot_name: Mapping[str, str] = self.call("__init__", endpoint, workspace)
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The method's value; raises `ClientRefused` or `NotOffered`."""

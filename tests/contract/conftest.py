@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 IN_MEMORY = Path("/dev/shm")
-NEEDS_A_DEVICE = frozenset({"local", "local-direct", "local-threads"})  # for O_DIRECT
+NEEDS_A_DEVICE = frozenset(
+    {"local", "local-direct", "local-threads", "local-encoded-direct"}
+)  # for O_DIRECT
 
 
 @pytest.fixture(scope="session")

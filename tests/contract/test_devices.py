@@ -20,7 +20,6 @@ from objectcache.gpu import cuda_device
 from objectcache.gpu.copier import BlockSave, Copier
 from objectcache.gpu.cuda_device import CudaDevice
 from objectcache.gpu.device import Device, Direction, Lane, Mark, Way
-from objectcache.gpu.emulated_device import EmulatedDevice
 from objectcache.gpu.layer_load import LayerLoad
 from objectcache.gpu.line import Job, Line, LineSettings
 from objectcache.gpu.page_locked_memory import PageLockedMemory
@@ -30,6 +29,7 @@ from objectcache.payload import Bytes, PayloadShape
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, Unavailable
 from objectcache_schemas.limits import MIB
+from tests.emulated_device import EmulatedDevice
 
 LAYERS, CHUNKS, BLOCKS, PART = 3, 7, 19, 4096
 SLICE = 2 * PART
@@ -78,7 +78,7 @@ class Memory:
         return np.frombuffer(self.device.read(self.address, len(self.before)), np.uint8)
 
 
-def copier_of(device: Device, way: Way = Way.EACH, **settings: int) -> Copier:
+def copier_of(device: Device, way: Way = Way.EACH, **settings: Any) -> Copier:
     both = LineSettings(way, **settings)
     return Copier(device, loads=both, saves=both)
 
@@ -327,6 +327,53 @@ def test_layers_that_were_there_before_are_copied_at_once(device: Device, base: 
             load.finish()
         there = blocks_on(device, ORDERS[0], base)
         assert np.array_equal(there[:, :CHUNKS], arriving.slices())
+
+
+def test_a_layer_comes_where_another_was_behind_what_reads_that(device: Device, base: int) -> None:
+    with copier_of(device) as copier:
+        arriving = Arriving(copier, ORDERS[2], base, range(CHUNKS))
+        arriving.progress.advance(LAYERS)
+        places = paged(ORDERS[2], base, 0)
+        engine = device.lane(MIB, 8)
+        reads = device.stream_hold()
+        read = arriving.slices()
+
+        def load_at_one_place(layer: int, slices: Bytes) -> Pieces:
+            return places.pieces(arriving.blocks, slices)
+
+        def there() -> Bytes:
+            return blocks_on(device, ORDERS[2], base)[0, :CHUNKS]
+
+        with copier.load(arriving.delivery, load_at_one_place, ahead=1) as load:
+            load.wait(0, engine.stream, TIMEOUT_S)
+            device.mark(engine.stream).wait()
+            with pytest.raises(DeliveryFailed, match="layer 1 did not arrive"):
+                load.wait(1, engine.stream, 0.01)  # it has, but its place is taken
+            for layer in range(1, LAYERS):
+                reads.hold(engine.stream, layer)
+                load.release(layer - 1, engine.stream)
+                load.wait(layer, engine.stream, TIMEOUT_S)
+                assert np.array_equal(there(), read[layer - 1])
+                reads.raise_now(layer)
+                device.mark(engine.stream).wait()
+                assert np.array_equal(there(), read[layer])
+            load.finish()
+        reads.close()
+        engine.close()
+
+
+def test_it_is_told_whether_memory_is_page_locked(device: Device) -> None:
+    with copier_of(device) as copier:
+        files = [MemoryFile(MIB) for _ in range(2)]
+        copier.page_locked.lock_pages(files[0])
+        locked, plain = (file.array() for file in files)
+        rows = locked.reshape(16, 4, -1)
+        assert copier.page_locked.reaches(locked)
+        assert copier.page_locked.reaches(rows[:, 3])
+        assert copier.page_locked.reaches(locked[:0])
+        assert not copier.page_locked.reaches(plain)
+        longer = np.lib.stride_tricks.as_strided(locked[MIB - 8 :], (2, 4), (8, 1))
+        assert not copier.page_locked.reaches(longer)
 
 
 def test_a_delivery_without_chunks_is_over_when_it_has_arrived(device: Device, base: int) -> None:
@@ -608,6 +655,27 @@ def returned(call: Callable[[], object]) -> threading.Event:
 
     threading.Thread(target=run, daemon=True).start()
     return has
+
+
+def test_a_second_close_returns_when_the_first_has_ended_the_load(
+    device: Device, base: int
+) -> None:
+    with copier_of(device) as copier, BusyEngine(device) as engine:
+        arriving = Arriving(copier, ORDERS[0], base, range(CHUNKS))
+        arriving.progress.advance(LAYERS)
+        load = copier.load(arriving.delivery, arriving.places, engine.stream)
+        while len(arriving.asked) < LAYERS:
+            threading.Event().wait(0.001)
+        first = returned(load.close)
+        while not load._closed:
+            threading.Event().wait(0.001)
+        second = returned(load.close)
+        assert not second.wait(0.2)
+        engine.go_on()
+        assert first.wait(TIMEOUT_S)
+        assert second.wait(TIMEOUT_S)
+    with pytest.raises(InvalidRequest, match="closed"):
+        load.hold(0, 0)
 
 
 def test_a_load_that_fails_behind_a_busy_engine_holds_up_no_other() -> None:
@@ -906,6 +974,12 @@ class TwoDevices:
     def current_device(self) -> int:
         return self.current
 
+    def pci_address(self, device: int) -> str:
+        return f"ffff:0{device}:00.0"  # which this machine has not
+
+    def name(self, device: int) -> str:
+        return f"GPU {device}"
+
     def call(self, name: str, *arguments: Any) -> None:
         if name == "cudaSetDevice":
             (self.current,) = arguments
@@ -924,5 +998,6 @@ def test_the_current_device_of_whoever_opens_one_stays(monkeypatch: pytest.Monke
     assert library.current == 0
     assert set(library.devices_of_calls) == {1}
     assert device.ways == {Way.EACH, Way.ROWS, Way.BATCH}
+    assert (device.place, device.kind) == ("ffff:01:00.0", "GPU 1, CUDA 13000, batch, each, rows")
     device.enter_thread()
     assert library.current == 1

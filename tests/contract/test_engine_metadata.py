@@ -10,11 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from objectcache_schemas.errors import InvalidRequest, NotFound, PreconditionFailed
+from objectcache_schemas.errors import (
+    AccessDenied,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+)
 from objectcache_schemas.records import (
     AclGrant,
     AclPermission,
     BucketConfiguration,
+    BucketInfo,
     Condition,
     EtagMode,
     LifecycleRule,
@@ -40,7 +47,11 @@ from tests.contract.engine_suite import (
 )
 from tests.contract.test_engines import ENGINES
 
-PERSISTENT = ("files", "files-uncached", "local", "local-direct", "local-threads")
+PERSISTENT = (
+    *("files", "files-uncached"),
+    *("local", "local-direct", "local-threads"),
+    "shared-by-turns",
+)
 CONFIGURATION = BucketConfiguration(
     etag_mode=EtagMode.OPAQUE,
     quota=Quota(stored_bytes=10, requests_per_s=2.5),
@@ -76,6 +87,43 @@ def test_a_configuration_replaces_the_one_before_and_nothing_else(engine: Engine
     assert engine.buckets() == [configured]
     engine.configure_bucket(BUCKET.name, BucketConfiguration())
     assert engine.bucket(BUCKET.name) == BUCKET
+
+
+def test_a_configuration_is_replaced_only_where_it_is_the_one_that_was_seen(
+    engine: Engine,
+) -> None:
+    seen = BucketConfiguration()
+    engine.configure_bucket(BUCKET.name, CONFIGURATION, seen)
+    for _ in range(2):  # at either server, where there are two
+        with pytest.raises(Conflict) as caught:
+            engine.configure_bucket(BUCKET.name, BucketConfiguration(tags={"a": "b"}), seen)
+        assert caught.value.code == "OperationAborted"
+    assert engine.fresh_bucket(BUCKET.name).configuration == CONFIGURATION
+    engine.configure_bucket(BUCKET.name, seen, CONFIGURATION)
+
+
+def test_who_deletes_a_bucket_judges_it_as_it_is_then(engine: Engine) -> None:
+    def judge(bucket: BucketInfo) -> None:
+        if bucket.configuration != BucketConfiguration():
+            raise AccessDenied("it is configured")
+
+    for _ in range(2):
+        engine.configure_bucket(BUCKET.name, CONFIGURATION)
+        with pytest.raises(AccessDenied, match="it is configured"):
+            engine.delete_bucket(BUCKET.name, judge)
+    engine.configure_bucket(BUCKET.name, BucketConfiguration())
+    engine.delete_bucket(BUCKET.name, judge)
+    with pytest.raises(NotFound):
+        engine.fresh_bucket(BUCKET.name)
+
+
+def test_a_fresh_bucket_is_as_it_was_last_changed(engine: Engine) -> None:
+    for configuration in (CONFIGURATION, BucketConfiguration(), CONFIGURATION):
+        engine.configure_bucket(BUCKET.name, configuration)
+        assert engine.fresh_bucket(BUCKET.name).configuration == configuration
+    engine.delete_bucket(BUCKET.name)
+    with pytest.raises(NotFound):
+        engine.fresh_bucket(BUCKET.name)
 
 
 def test_a_layout_and_a_configuration_do_not_undo_each_other(engine: Engine) -> None:
@@ -247,7 +295,7 @@ def test_what_is_pinned_does_not_expire(tmp_path: Path) -> None:
 
 # --- joining ---
 
-JOINING = tuple(name for name in ENGINES if name.startswith("local"))  # the others copy
+JOINING = tuple(name for name in ENGINES if name.startswith(("local", "shared")))  # the others copy
 
 
 @pytest.fixture(params=JOINING)

@@ -1,4 +1,4 @@
-"""`Engine.read_small`: what an event loop may have without waiting, for every engine."""
+"""What an event loop may have of every engine without waiting: `read_small`, `stat_at_hand`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from objectcache_storage_server.engines.files.engine import FilesEngine
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.memory.engine import MemoryEngine
 from tests.contract.engine_suite import BUCKET, content, opened_engine, put, read
-from tests.contract.local_engines import nvme_local_engine, small_local_engine
+from tests.contract.opened_engines.local_engines import nvme_local_engine, small_local_engine
+from tests.contract.opened_engines.shared_engines import one_server
 
 MOST = 64 * KIB
 ENGINES: dict[str, Callable[[Path], Engine]] = {
@@ -91,6 +92,26 @@ def test_local_reads_what_it_has_just_stored_at_once(local: LocalEngine, size_by
     assert found is not None
     assert found[1] == content("k", size_bytes)
     assert found[0].attributes.content_type == "a/b"
+
+
+def test_what_is_known_at_once_is_the_object_or_nothing(engine: Engine) -> None:
+    put(engine, "k", content("k", 4096))
+    assert engine.stat_at_hand(BUCKET.name, "k") in (None, engine.stat(BUCKET.name, "k"))
+
+
+def test_local_knows_every_object_at_once(local: LocalEngine) -> None:
+    put(local, "k", content("k", 1 << 20))
+    assert local.stat_at_hand(BUCKET.name, "k") == local.stat(BUCKET.name, "k")
+    with pytest.raises(NotFound):
+        local.stat_at_hand(BUCKET.name, "nothing")
+
+
+def test_a_shared_store_is_not_asked_for_what_is_to_be_known_at_once(tmp_path: Path) -> None:
+    with opened_engine(one_server, tmp_path) as engine:
+        put(engine, "k", content("k", 4096))
+        assert engine.stat_at_hand(BUCKET.name, "k") == engine.stat(BUCKET.name, "k")
+        assert engine.stat_at_hand(BUCKET.name, "perhaps another server's") is None
+        assert engine.stat_at_hand("perhaps-another", "k") is None
 
 
 def test_local_says_what_is_missing(local: LocalEngine) -> None:

@@ -21,6 +21,7 @@ import pytest
 from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_fabrics.nixl.endpoint import NixlEndpoint
 from objectcache_fabrics.nixl.fabric import NixlFabric
+from objectcache_fabrics.peers import WriteTimeout
 from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.buffers import BufferPool, ReservedMemory
@@ -222,7 +223,7 @@ class NixlHarness(Harness):
         self.wrong_layers: list[int] = []
         self.failures: list[msgspec.Struct] = []
         self._staging = StagingMemory(FRAGMENT, 2 * FRAGMENT)
-        self._fabric = NixlFabric(self._staging, "lo", "", TIMEOUT_S)
+        self._fabric = NixlFabric(self._staging, "lo", "", WriteTimeout(TIMEOUT_S))
         self._peer, answer = self._fabric.open(b"")
         self._endpoint = NixlEndpoint("lo", "")
         self._endpoint.connect(answer, self._hear, lambda message: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,8 +16,10 @@ from objectcache_storage_server.engines.base import (
     StagedPrefix,
     StagedPut,
 )
+from objectcache_storage_server.puts.encoded_payload import EncodedPayload
 from tests.contract.engine_suite import read_range, staged_put
-from tests.crash.workload import Delete, Get, Operation, Put, PutPrefix, Value
+from tests.crash.workload import Delete, Get, Operation, Put, PutFrames, PutPrefix, Value
+from tests.unit.encodings.put_payloads import put_payload_of
 
 IMMUTABLE = Condition(immutable=True)
 BLOCK_BYTES = 65_536
@@ -54,7 +57,10 @@ def _put(engine: Engine, put: Put) -> None:
 def _put_prefix(engine: Engine, put: PutPrefix) -> None:
     prefix = engine.stage_prefix(put.bucket, put.shape)
     try:
-        _write(prefix, put)
+        if isinstance(put, PutFrames):
+            _write_frames(prefix, put)
+        else:
+            _write(prefix, put)
     except BaseException:
         prefix.discard()
         raise
@@ -69,6 +75,14 @@ def _write(prefix: StagedPrefix, put: PutPrefix) -> None:
     piece_bytes = -(-slice_count // put.pieces) * put.slice_bytes
     for position in range(0, len(payload), piece_bytes):
         prefix.write(position, payload[position : position + piece_bytes])
+
+
+def _write_frames(prefix: StagedPrefix, put: PutFrames) -> None:
+    payload = memoryview(put_payload_of(np.ascontiguousarray(put.layers)))
+    sink = EncodedPayload(prefix, replace(put.shape, encoded_bytes=len(payload)), copies=False)
+    piece_bytes = -(-len(payload) // put.pieces)
+    for position in range(0, len(payload), piece_bytes):
+        sink.write(position, payload[position : position + piece_bytes])
 
 
 def payload_of(values: Mapping[str, Value], num_layers: int, *, layerwise: bool) -> bytes:

@@ -41,6 +41,7 @@ class Tally:
     unfinished: int = 0
     happened: Counter[str] = field(default_factory=Counter[str])  # acknowledged, by kind
     compacted: int = 0
+    reencoded: int = 0
     evicted: int = 0
     paths: set[str] = field(default_factory=set)
 
@@ -49,6 +50,7 @@ class Tally:
         ran, _, upkept = life
         self.kills += 1
         self.compacted += upkept.compacted_objects
+        self.reencoded += upkept.reencoded_objects
         self.evicted += upkept.evicted_objects
         self.paths.update(upkept.paths)
         self.happened.update(type(each.operation).__name__ for each in ran if each.is_acknowledged)
@@ -88,17 +90,19 @@ class Campaign:
         self._buckets: list[BucketInfo] = []
         self._state: dict[Name, Value] = {}
         self._cuts: list[object] = []
+        self._patience = 1.0  # by which a process lives longer
 
     def run(
         self, kill_count: int, is_enough: Callable[[Tally], bool] = lambda tally: True
     ) -> Tally:
         """Kill so many times, and go on within reason until what was seen is enough: how much a
-        process gets done before its death is up to the machine. Raises `StoreFailed` with the seed
-        and what repeats it.
+        process gets done before its death is up to the machine, and each one beyond is let live the
+        longer. Raises `StoreFailed` with the seed and what repeats it.
         """
         while self.tally.kills < kill_count or (
             not is_enough(self.tally) and self.tally.kills < MOST_TIMES * kill_count
         ):
+            self._patience = max(1.0, 2 * self.tally.kills / kill_count)
             if not self._buckets or self._rng.random() < 1 / LIVES:
                 self._begin_store()
             self._kill_and_look()
@@ -151,7 +155,7 @@ class Campaign:
             self._has_async,
             self._sabotage,
         )
-        delay_s = SHORTEST_S * (LONGEST_S / SHORTEST_S) ** self._rng.random()
+        delay_s = self._patience * SHORTEST_S * (LONGEST_S / SHORTEST_S) ** self._rng.random()
         once_open = self._rng.random() < PART_ONCE_OPEN
         status = self._server.run(work, delay_s, once_open=once_open)
         life = read_journal(journal, tick)

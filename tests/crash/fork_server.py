@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import traceback
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -61,12 +60,7 @@ class ForkServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()  # and with it what it runs
         self._process.communicate()
 

@@ -40,6 +40,7 @@ class Upkept(msgspec.Struct, frozen=True, tag=True):
     """What the engine has done by itself so far in this process."""
 
     compacted_objects: int
+    reencoded_objects: int
     evicted_objects: int
     paths: list[str]  # that hold extents
 
@@ -86,7 +87,7 @@ def read_journal(file: Path, first_tick: int) -> Life:
     began: dict[int, tuple[Operation, int]] = {}
     ran: list[Ran] = []
     troubles: list[str] = []
-    last_upkept = Upkept(0, 0, [])
+    last_upkept = Upkept(0, 0, 0, [])
     for tick, line in enumerate(lines, first_tick):
         match decode(line):
             case Began(number, operation):

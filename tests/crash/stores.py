@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 
 from objectcache_runtime.settings import Settings, load_settings
 from objectcache_schemas.limits import GIB, KIB, MIB
+from objectcache_storage_server.engines import open_engine
 from objectcache_storage_server.engines.base import Engine
+from objectcache_storage_server.engines.disk import file_systems
+from objectcache_storage_server.engines.local.engine import LocalEngine
+from objectcache_storage_server.engines.local.reads import path_use
 from objectcache_storage_server.engines.local.upkeep import move_chunks, upkeep_thread
-from objectcache_storage_server.engines.open_engine import open_engine
+from tests.contract.opened_engines.local_engines import EncodingLocalEngine, FickleLocalEngine
 from tests.crash.verdict import Promises
 from tests.hardware.nvme_namespaces import DEVICES, wipe
 
@@ -33,6 +38,17 @@ SMALL_LOCAL: dict[str, Any] = {
 
 
 HASTE_S = 0.01
+SHORT_WAITS = (
+    (upkeep_thread, "ROUND_S", HASTE_S),
+    (upkeep_thread, "BUDGET_EVERY_S", HASTE_S),
+    (upkeep_thread, "USES_EVERY_S", HASTE_S),
+    (move_chunks, "PLAN_EVERY_S", HASTE_S),
+    (move_chunks, "ENCODE_AGAIN_S", HASTE_S),
+    (path_use, "QUIET_S", 0.0),  # a store that is killed is never left alone for longer
+)
+# The file system that loses what was not flushed is of this host alone: what a power cut leaves of
+# a lease is no other host's, which would be waited for.
+LOCAL_TYPES = file_systems.LOCAL_TYPES | {"fuse"}
 
 
 def settings_of(storage: Mapping[str, object]) -> Settings:
@@ -46,15 +62,20 @@ class StoreKind:
 
     settings: Settings
     promises: Promises = field(default_factory=Promises)
+    engine: type[LocalEngine] = LocalEngine  # where the settings say local
 
     def open(self, folder: Path) -> Engine:
         """Open or create it below `folder`. Upkeep has no time to lose: processes live briefly."""
         if self.settings.storage.nvme_device and not folder.exists():
             wipe(Path(self.settings.storage.nvme_device))
-        upkeep_thread.ROUND_S = upkeep_thread.BUDGET_EVERY_S = upkeep_thread.USES_EVERY_S = HASTE_S
-        move_chunks.PLAN_EVERY_S = HASTE_S
+        for module, name, wait_s in SHORT_WAITS:
+            setattr(module, name, wait_s)
         server = msgspec.structs.replace(self.settings.server, data_dir=str(folder))
-        return open_engine(msgspec.structs.replace(self.settings, server=server))
+        with (
+            mock.patch.object(file_systems, "LOCAL_TYPES", LOCAL_TYPES),
+            mock.patch.object(open_engine, "LocalEngine", self.engine),
+        ):
+            return open_engine.open_engine(msgspec.structs.replace(self.settings, server=server))
 
 
 STORE_KINDS = {
@@ -62,6 +83,12 @@ STORE_KINDS = {
     "local": StoreKind(settings_of(SMALL_LOCAL)),
     "local-full": StoreKind(
         settings_of(SMALL_LOCAL | {"capacity_bytes": 12 * MIB}), Promises(evicts=True)
+    ),
+    "local-encoded": StoreKind(settings_of(SMALL_LOCAL), engine=EncodingLocalEngine),
+    "local-full-fickle": StoreKind(
+        settings_of(SMALL_LOCAL | {"capacity_bytes": 12 * MIB}),
+        Promises(evicts=True),
+        engine=FickleLocalEngine,
     ),
     "local-threads": StoreKind(
         settings_of(SMALL_LOCAL | {"page_cache_bytes": 0, "direct_io": "threads"})

@@ -15,8 +15,16 @@ from tests.crash.campaign import Campaign, StoreFailed, Tally
 from tests.crash.fork_server import ForkServer
 from tests.crash.settings import SEED, TIMES
 from tests.crash.worker import Sabotage
+from tests.crash.workload import WRITES
 
-KILLS = {"files": 25, "local": 60, "local-full": 40, "local-threads": 30}
+KILLS = {
+    "files": 25,
+    "local": 60,
+    "local-full": 40,
+    "local-encoded": 30,
+    "local-full-fickle": 20,
+    "local-threads": 30,
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +45,11 @@ def shows_enough(kind: str, tally: Tally) -> bool:
     """Whether kills fell into everything that an engine of this kind does."""
     return (
         tally.unfinished > 0
-        and set(tally.happened) == {"Put", "PutPrefix", "Delete"}
+        and set(tally.happened) == WRITES
         and (kind == "files" or tally.compacted > 0)
         and (kind != "local" or tally.paths == {"page_cache", "direct"})
-        and (kind != "local-full" or tally.evicted > 0)
+        and ("full" not in kind or tally.evicted > 0)
+        and ("fickle" not in kind or tally.reencoded > 0)
     )
 
 

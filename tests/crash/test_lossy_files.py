@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +124,20 @@ def test_a_mounted_file_is_read_and_mapped_as_any_other(mount: LossyMount) -> No
         path.unlink()
         assert os.pread(file.fileno(), 7, 5000) == b"through"
     assert list(mount.folder.iterdir()) == []
+
+
+def test_a_cut_waits_for_no_mount_namespace_that_was_made_meanwhile(mount: LossyMount) -> None:
+    other = ("unshare", "--mount", "--propagation", "slave")
+    with subprocess.Popen([*other, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as copy:
+        assert copy.stdin is not None
+        assert copy.stdout is not None
+        copy.stdin.write(b"begun\n")
+        copy.stdin.flush()
+        assert copy.stdout.readline() == b"begun\n"
+        assert str(mount.folder) in Path(f"/proc/{copy.pid}/mountinfo").read_text()
+        mount.cut(1)
+        assert list(mount.folder.iterdir()) == []
+        copy.stdin.close()
 
 
 @pytest.mark.parametrize("flush", [os.fsync, os.fdatasync])

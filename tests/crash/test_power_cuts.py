@@ -15,12 +15,13 @@ from tests.crash.fork_server import ForkServer
 from tests.crash.lossy_fs import LossyMount, lossy_mount, reason_to_skip
 from tests.crash.settings import SEED, TIMES
 from tests.crash.worker import Sabotage
+from tests.crash.workload import WRITES
 
 pytestmark = [
     pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip()),
     pytest.mark.timeout(600 * TIMES),
 ]
-CUTS = {"files": 12, "local": 30, "local-full": 12}
+CUTS = {"files": 12, "local": 30, "local-full": 12, "local-encoded": 10, "local-full-fickle": 10}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def campaign(
 
 def shows_enough(tally: Tally) -> bool:
     """Whether cuts fell into an operation, and every kind of it was done."""
-    return tally.unfinished > 0 and set(tally.happened) == {"Put", "PutPrefix", "Delete"}
+    return tally.unfinished > 0 and set(tally.happened) == WRITES
 
 
 @pytest.mark.parametrize("kind", CUTS)

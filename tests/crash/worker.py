@@ -112,7 +112,7 @@ def _work(job: Work, on_open: Callable[[], None]) -> None:
 def _upkept(engine: Engine) -> Upkept:
     status = engine.status()
     paths = [path.name for path in status.paths if path.extents]
-    return Upkept(status.compacted_objects, status.evicted_objects, paths)
+    return Upkept(status.compacted_objects, status.reencoded_objects, status.evicted_objects, paths)
 
 
 def _run(

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB
@@ -71,6 +73,17 @@ class PutPrefix(msgspec.Struct, frozen=True, tag=True):
         )
 
 
+class PutFrames(PutPrefix, frozen=True, tag=True):
+    """Such a put whose layers come as frames, in pieces that end anywhere."""
+
+    @property
+    def layers(self) -> npt.NDArray[np.uint8]:
+        """Its slices, uint8[num_layers, chunks, slice_bytes]."""
+        chunks = b"".join(value.bytes_of(key) for key, value in self.values.items())
+        slices = np.frombuffer(chunks, np.uint8)
+        return slices.reshape(len(self.values), self.num_layers, -1).swapaxes(0, 1)
+
+
 class Delete(msgspec.Struct, frozen=True, tag=True):
     """One call of `Engine.delete`."""
 
@@ -86,7 +99,8 @@ class Get(msgspec.Struct, frozen=True, tag=True):
     are_prefix: bool
 
 
-Operation = Put | PutPrefix | Delete | Get
+Operation = Put | PutPrefix | PutFrames | Delete | Get
+WRITES = {"Put", "PutPrefix", "PutFrames", "Delete"}  # what an operation that changes a store is
 
 
 class Chunks(NamedTuple):
@@ -202,12 +216,13 @@ class _Workload:
 
     def _put_prefix(self, chunks: Chunks, *, from_start: bool) -> PutPrefix:
         keys, parent_key = self._range(chunks, from_start=from_start)
-        return PutPrefix(
+        kind = self._rng.choice([PutPrefix, PutPrefix, PutFrames])
+        return kind(
             chunks.bucket,
             dict.fromkeys(keys, chunks.value),
             chunks.num_layers,
             chunks.slice_bytes,
-            layerwise=self._rng.random() < 0.5,
+            layerwise=kind is PutFrames or self._rng.random() < 0.5,
             parent_key=parent_key,
             pieces=self._rng.choice([1, 2, 7]),
         )

@@ -14,7 +14,7 @@ import pytest
 from tests.servers import RunningServer, start_server
 
 _HAS_ENGINES = importlib.util.find_spec("torch") is not None
-collect_ignore_glob = [] if _HAS_ENGINES else ["test_*.py"]
+collect_ignore_glob = [] if _HAS_ENGINES else ["test_*.py", "*/test_*.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

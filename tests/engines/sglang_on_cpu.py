@@ -64,10 +64,15 @@ def device_pool(kind: str, *, tokens: int, page_tokens: int, layers: int, dtype:
 
 
 def host_pool(device: Any, layout: str, *, page_tokens: int, head_groups: int = 1) -> Any:
-    """SGLang's host pool over a device pool, in one of its layouts, unpinned."""
+    """SGLang's host pool over a device pool, in one of its layouts, unpinned.
+
+    SGLang makes none, however small, where 10 GiB would not stay free; this process leaves none.
+    """
+    from sglang.srt.mem_cache.pool_host import base
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
     from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     info = device.get_device_pool_infos()[0].buffer_info
     common: dict[str, Any] = {
         "pin_memory": False,

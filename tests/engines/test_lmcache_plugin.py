@@ -22,9 +22,11 @@ from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 from objectcache import Client, KvLayout
 from objectcache.connectors.lmcache.chunk_store import ChunkStore
 from objectcache.connectors.lmcache.geometry import ChunkGeometry
+from objectcache.connectors.lmcache.names import RELAY_HINT
 from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache.deliveries.delivery import Delivery
 from objectcache.kv_bucket import KvBucket
+from objectcache.routes.client_routes import ASKED_FOR
 from tests.engines.delivery_traces import NewTraces
 from tests.engines.lmcache_parts import (
     EngineSide,
@@ -33,6 +35,7 @@ from tests.engines.lmcache_parts import (
     engine_side,
     release,
 )
+from tests.relay.relays import RunningRelay
 from tests.servers import RunningServer, start_server
 
 BUCKET = "lmcache"
@@ -120,6 +123,25 @@ def test_chunks_are_stored_and_loaded_over_the_transport_that_is_chosen(
         stored = put(engine, connector, keys)
         assert contents(engine.call(connector.batched_get(keys))) == stored
     assert taken == ["shared_memory" if transport == "auto" else transport]
+
+
+def test_a_get_comes_over_the_relay_that_its_request_names_and_its_keys_stay_the_same(
+    bucket: RunningServer, tmp_path: Path
+) -> None:
+    keys = engine_keys(2, first=430)
+    with RunningRelay(bucket, tmp_path / "relay.log") as relay:
+        store = {"relays": f"b={relay.endpoint}", "route": "direct", "transport": "body"}
+        with connected(bucket, store=store) as (engine, connector):
+            stored = put(engine, connector, keys)
+            client = connector.getWrappedConnector()._store._client
+            for hint, route in (("b", "relay:b"), ("elsewhere", "direct"), (7, "direct")):
+                before = client.route_counts()
+                hinted = [
+                    dataclasses.replace(key, request_configs={RELAY_HINT: hint}) for key in keys
+                ]
+                assert contents(engine.call(connector.batched_get(hinted))) == stored
+                [taken] = client.route_counts().items() - before.items()
+                assert taken[0] == (route, ASKED_FOR)
 
 
 def test_a_load_of_chunks_is_never_taken_for_a_paced_one(bucket: RunningServer) -> None:

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LlavaConfig
@@ -25,14 +26,14 @@ from objectcache.connectors.transformers.layerwise_cache import (
     chunks_of,
     layout_of,
 )
-from objectcache.errors import DeliveryFailed, InvalidRequest, Unsupported
+from objectcache.errors import DeliveryFailed, InvalidRequest, Unavailable, Unsupported
 from objectcache.gpu.copier import Copier
 from objectcache.gpu.cuda_device import CudaDevice
-from objectcache.gpu.device import Way
-from objectcache.gpu.emulated_device import EmulatedDevice
+from objectcache.gpu.device import Device, Way
 from objectcache.gpu.line import LineSettings
 from objectcache.gpu.pieces import Pieces
 from objectcache.kv_bucket import KvBucket
+from tests.emulated_device import EmulatedDevice
 from tests.engines.delivery_traces import NewTraces
 from tests.integration.served import wait_until
 from tests.servers import RunningServer, start_server
@@ -110,6 +111,48 @@ def test_logits_are_bit_identical_to_local_reuse(
         stored.run(stored.suffix, local)
         assert torch.equal(stored.run(following, cache), stored.run(following, local))
         assert cache.get_seq_length() == PREFIX_TOKENS + 78
+
+
+def device_of(kind: str) -> Device:
+    return CudaDevice() if kind == "cuda" else EmulatedDevice()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("links", ["direct", "host"])
+def test_chunks_are_saved_beside_the_model_into_a_target_and_put_from_there(
+    server: RunningServer, links: Literal["direct", "host"], device: str
+) -> None:
+    settings = LineSettings(Way.EACH, 4 << 10, pieces_max=3)
+    with (
+        client_of(server) as client,
+        Copier(device_of(device), saves=settings, links=links) as copier,
+    ):
+        stored = Stored(client, torch.bfloat16, f"t-saved-{links}-{device}", device)
+        layout, count = stored.bucket.layout, len(stored.keys)
+        target = client.shared_memory_target(count * layout.chunk_bytes)
+        copier.lock_pages(target)
+        into = target.chunks(count, layout)
+        into[:] = 0
+        chunks = chunks_of(stored.local, count, layout, into=into, copier=copier)
+        assert chunks is into
+        assert np.array_equal(chunks, chunks_of(stored.local, count, layout))
+        assert stored.bucket.put(stored.keys, chunks).existing == count
+        with pytest.raises(InvalidRequest, match="page-locked"):
+            chunks_of(stored.local, count, layout, copier=copier)
+        with pytest.raises(InvalidRequest, match="the memory"):
+            chunks_of(stored.local, count - 1, layout, into=into, copier=copier)
+
+
+def test_a_save_that_fails_ends_when_nothing_is_on_its_way(server: RunningServer) -> None:
+    device = EmulatedDevice()
+    with client_of(server) as client, Copier(device) as copier:
+        stored = Stored(client, torch.bfloat16, "t-save-fails")
+        layout, count = stored.bucket.layout, len(stored.keys)
+        target = client.shared_memory_target(count * layout.chunk_bytes)
+        copier.lock_pages(target)
+        device.breaks.set()
+        with pytest.raises(Unavailable):
+            chunks_of(stored.local, count, layout, into=target.chunks(count, layout), copier=copier)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="no GPU")

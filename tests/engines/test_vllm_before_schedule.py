@@ -171,7 +171,7 @@ def test_after_a_copy_that_failed_on_the_device_everything_is_computed(
     tokens = fresh(818, SHARED)
     stored_by_another(start, tokens)
     second = start_before()
-    second.worker._worker.parked._copies = FailingCopies()
+    second.worker._worker.parked._side_copies = FailingCopies()
     request = second.add("again", [*tokens, 7])
     run(second)
     assert len(second.failed_blocks) == BLOCKS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from objectcache.connectors.vllm.worker.paged_layout import ContentShape, PagedLayer
+from objectcache.gpu.pieces import PagedBlocks
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
 from tests.engines.vllm_engine import ORDERS
@@ -63,6 +65,54 @@ def check(cache: torch.Tensor, content: ContentShape, kv: torch.Tensor) -> None:
     untouched.store([block for block in range(BLOCKS) if block not in IDS], rest)
     assert not rest.any()
     assert before.shape == cache.shape
+    check_by_address(layer, cache, expected)
+    check_by_index(layer, cache, expected)
+
+
+def check_by_address(layer: PagedLayer, cache: torch.Tensor, expected: Bytes) -> None:
+    """The runs of bytes of `block_parts` are the slices, and the blocks are nothing else."""
+    places = PagedBlocks(layer.block_parts(), BLOCKS)
+    assert places.slice_bytes == layer.slice_bytes
+    source = np.random.default_rng(8).integers(0, 256, expected.shape, np.uint8)
+    cache.view(torch.uint8).zero_() if cache.is_contiguous() else cache.zero_()
+    for host, device, size in places.pieces(IDS, source).triples():
+        ctypes.memmove(device, host, size)
+    check_only(layer, source)
+
+
+def check_by_index(layer: PagedLayer, cache: torch.Tensor, expected: Bytes) -> None:
+    """Buffers of slices are laid into blocks, and gathered from them."""
+    cache.view(torch.uint8).zero_() if cache.is_contiguous() else cache.zero_()
+    index, buffer = layer.index(IDS), layer.buffer(len(IDS))
+    buffer.copy_(torch.from_numpy(expected))
+    layer.scatter(index, buffer)
+    check_only(layer, expected)
+    buffer.zero_()
+    layer.gather(index, buffer)
+    np.testing.assert_array_equal(buffer.numpy(), expected)
+
+
+def check_only(layer: PagedLayer, slices: Bytes) -> None:
+    """These slices are in IDS, and zeros in the other blocks."""
+    everything = np.ones((BLOCKS, layer.slice_bytes), np.uint8)
+    layer.store(range(BLOCKS), everything)
+    np.testing.assert_array_equal(everything[list(IDS)], slices)
+    assert not np.delete(everything, IDS, axis=0).any()
+
+
+def test_older_orders_and_latents_have_long_runs_of_bytes_and_k_beside_v_a_heads() -> None:
+    kv, latent = kv_blocks(), noise(BLOCKS, TOKENS, 24)
+    row = WIDTH * 2
+    half = TOKENS * HEADS * row
+    kv_first = PagedLayer(kv.transpose(0, 1).contiguous(), BLOCKS, KV).block_parts()
+    assert [part.length_bytes for part in kv_first] == [half, half]
+    assert [part.length_bytes for part in PagedLayer(kv, BLOCKS, KV).block_parts()] == [2 * half]
+    assert [part.length_bytes for part in PagedLayer(latent, BLOCKS, LATENT).block_parts()] == [
+        TOKENS * 24 * 2
+    ]
+    beside = PagedLayer(in_order(logical_of(kv), (0, 2, 1, 3)), BLOCKS, KV).block_parts()
+    assert {part.length_bytes for part in beside} == {row}
+    assert len(beside) == 2 * TOKENS * HEADS
 
 
 def kv_blocks() -> torch.Tensor:

@@ -159,13 +159,18 @@ def paged_tensors(
 
 
 _SHAPE = (HEADS, BLOCK_TOKENS, 2 * WIDTH)
+_SIGN_AND_MANTISSA = np.uint16(0x80FF)
+_EXPONENT = np.uint16(0x3F00)  # of 0.5 to 2
 
 
 def token_kv(tokens: Sequence[int], position: int, layer: int, elements: int) -> torch.Tensor:
-    """KV of the token at a position: noise that follows from all that it depends on."""
+    """KV of the token at a position: noise that follows from all that it depends on, of like
+    magnitudes, as KV is, so that it can be stored in fewer bytes.
+    """
     history = np.asarray(tokens[: position + 1], np.uint32).tobytes()
     noise = hashlib.shake_128(history + bytes([layer])).digest(2 * elements)
-    return torch.frombuffer(bytearray(noise), dtype=torch.bfloat16)
+    numbers = np.frombuffer(noise, np.uint16) & _SIGN_AND_MANTISSA | _EXPONENT
+    return torch.from_numpy(numbers).view(torch.bfloat16)
 
 
 def same_bytes(held: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -228,6 +233,7 @@ class Engine:
         self.failed_blocks: set[int] = set()
         self.computed_tokens = 0
         self.stats: list[Any] = []  # of the workers and the scheduler, a step each
+        self._count_what_the_scheduler_takes()
         self.tables: dict[str, list[int]] = {}  # of each request's last step
         self._wrong: dict[str, list[int]] = {}
         self.loaded_tokens: dict[str, int] = {}
@@ -341,12 +347,20 @@ class Engine:
         assert told is not None
         assert told.kv_connector_output is not None
         self.failed_blocks |= told.kv_connector_output.invalid_block_ids
-        counted = (told.kv_connector_output.kv_connector_stats, self._own_stats())
-        self.stats += [stats for stats in counted if stats is not None]
+        self._count(told.kv_connector_output.kv_connector_stats)
+        self.scheduler.connector.get_kv_connector_stats()
         return told
 
-    def _own_stats(self) -> Any:
-        return self.scheduler.connector.get_kv_connector_stats()
+    def _count_what_the_scheduler_takes(self) -> None:
+        """Whoever asks the scheduler's side: vLLM does too, when it is told of a step."""
+        connector = self.scheduler.connector
+        take = connector.get_kv_connector_stats
+        connector.get_kv_connector_stats = lambda: self._count(take())
+
+    def _count(self, stats: Any) -> Any:
+        if stats is not None:
+            self.stats.append(copy.deepcopy(stats))  # vLLM adds others to what it is given
+        return stats
 
     def _layer(self, output: Any, number: int, name: str) -> None:
         if self.before_layer is not None:

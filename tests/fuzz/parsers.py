@@ -40,6 +40,7 @@ from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import BUCKET_TAGS_MAX, Limits
 from objectcache_schemas.messages.frames import FrameError, frame_length
 from objectcache_schemas.messages.handshake import Hello
+from objectcache_schemas.messages.request_labels import adopted_request_id
 from objectcache_schemas.messages.sessions import TargetEvent, TargetRequest
 from tests.fuzz.frame_seeds import GATEWAY_KINDS, REPLY_KINDS, TARGET_KINDS, frames
 from tests.fuzz.heads import ACCESS_KEY, NOW_S, SECRET_KEY, head_seeds
@@ -130,7 +131,7 @@ def _read_attributes(head: RequestHead, query: dict[str, str]) -> None:
         lambda: delivery_headers.traceparent(head),
         lambda: delivery_headers.forced_path(head),
         lambda: delivery_headers.check_plain_get(head),
-        lambda: delivery_headers.adopted_request_id(head.header("x-objectcache-request-id")),
+        lambda: adopted_request_id(head.header("x-objectcache-request-id")),
         lambda: descriptor_header_bytes(head.header("x-objectcache-descriptor") or "", LIMITS),
     )
     for step in steps:

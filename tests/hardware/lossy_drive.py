@@ -10,7 +10,6 @@ import socket
 import struct
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self, cast
 
 from tests.crash.lossy_files import CutStyle, LossyFile
@@ -47,12 +46,7 @@ class LossyDrive:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()

@@ -21,7 +21,8 @@ WAIT_FOR_DRIVES_S = 30.0
 RUNS = "/runs.json"
 WRITING = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 CONTROLLERS = "/sys/class/nvme"
-OUR_PACKAGES = ("schemas", "runtime", "fabrics", "storage_server")  # what is tested, and below it
+# What is tested, and below it.
+OUR_PACKAGES = ("schemas", "runtime", "fabrics", "encodings", "storage_server")
 SYSTEM_MOUNTS = {"/proc": "proc", "/sys": "sysfs", "/dev": "devtmpfs"}
 
 

@@ -24,8 +24,8 @@ from objectcache_storage_server.engines.base import PrefixShape, StagedPut
 from objectcache_storage_server.engines.local.engine import LocalEngine
 from objectcache_storage_server.engines.local.volumes.nvme_store_id import FINISHED_NAME
 from tests.contract.engine_suite import BUCKET, content, put, read
-from tests.contract.local_engines import kernel_nvme_engine, nvme_local_engine
-from tests.unit.emulated_nvme import EmulatedNvme
+from tests.contract.opened_engines.local_engines import kernel_nvme_engine, nvme_local_engine
+from tests.unit.storage_server.engines.local.emulated_nvme import EmulatedNvme
 
 SAVED = "saved"  # begins a line of the console
 HALF_BYTES = 16 * MIB  # of the second drive: copies take turns, so that one is always whole

@@ -13,6 +13,7 @@ from tests.crash import campaign
 from tests.crash.fork_server import ForkServer
 from tests.crash.settings import SEED, TIMES
 from tests.crash.stores import NVME_KINDS
+from tests.crash.workload import WRITES
 from tests.hardware.nvme_namespaces import DEVICES, WHY_NOT
 
 pytestmark = pytest.mark.skipif(not DEVICES, reason=WHY_NOT)
@@ -24,7 +25,7 @@ def shows_enough(tally: campaign.Tally) -> bool:
     """Whether kills fell into operations, and extents were on both paths."""
     return (
         tally.unfinished > 0
-        and set(tally.happened) == {"Put", "PutPrefix", "Delete"}
+        and set(tally.happened) == WRITES
         and tally.paths == {"page_cache", "direct"}
     )
 

@@ -33,10 +33,10 @@ from objectcache_storage_server.engines.local.volumes.nvme_volume import (
 )
 from objectcache_storage_server.engines.local.volumes.volume import BLOCK_BYTES, IoPath, Transfer
 from tests.contract.engine_suite import BUCKET, content, put, read
-from tests.contract.local_engines import kernel_nvme_engine
+from tests.contract.opened_engines.local_engines import kernel_nvme_engine
 from tests.crash.test_rot import fill, live_ranges
 from tests.hardware.nvme_namespaces import DEVICES, WHY_NOT, block_device, block_path, wipe
-from tests.unit.volume_model import Disagreement, run_model
+from tests.unit.storage_server.engines.local.volumes.volume_model import Disagreement, run_model
 
 SEGMENT_BYTES = 16 * MIB
 DEPTH = 16

@@ -11,19 +11,21 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psutil
 from botocore.config import Config
 
 from objectcache.channel.credentials_file import read_credentials
+from objectcache_schemas.errors import DeliveryFailed, Unavailable
 from tests.s3_clients import boto3_client
 from tests.servers import DATA_FILES
 
 BOUND_S = 60.0  # for whatever a test waits for; generous, because machines may be busy
 MODULES = ("objectcache_gateway", "objectcache_gateway.admin", "objectcache_storage_server")
+T = TypeVar("T")
 QUIET_SETTINGS = ("gateway.log_level=warning", "storage.log_level=warning")
 
 
@@ -35,28 +37,39 @@ def own_environment() -> dict[str, str]:
 class Served:
     """A running server: `endpoint`, `credentials`, and the processes behind it."""
 
-    def __init__(self, data_dir: Path, *arguments: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *arguments: str,
+        listen: str = "127.0.0.1:0",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.data_dir = data_dir
-        self._errors_file = (data_dir.parent / f"{data_dir.name}.stderr").open("w+")
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "objectcache_operations", "serve"),
-                *("--data-dir", str(data_dir), "--listen", listen),
-                *("--set", DATA_FILES, *arguments),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=self._errors_file,
-            text=True,
-            env=own_environment(),
-        )
+        self._errors = data_dir.parent / f"{data_dir.name}.stderr"
+        with self._errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "objectcache_operations", "serve"),
+                    *("--data-dir", str(data_dir), "--listen", listen),
+                    *("--set", DATA_FILES, *arguments),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=own_environment() | dict(variables or {}),
+            )
         self.printed: list[str] = []
         self.endpoint = ""
 
     def wait_ready(self) -> None:
-        """Read what it announces."""
+        """Read what it announces. Where that is not what it should be it is ended."""
         assert self.process.stdout is not None
-        self.printed = [self.process.stdout.readline().rstrip("\n") for _ in range(4)]
-        assert self.printed[0].startswith("ready http"), (self.printed, self.errors())
+        try:
+            self.printed = [self.process.stdout.readline().rstrip("\n") for _ in range(4)]
+            assert self.printed[0].startswith("ready http"), (self.printed, self.errors())
+        except BaseException:
+            self.__exit__()
+            raise
         self.endpoint = self.printed[0].removeprefix("ready ")
 
     @property
@@ -112,8 +125,7 @@ class Served:
 
     def errors(self) -> str:
         """Everything on standard error so far."""
-        self._errors_file.flush()
-        return Path(self._errors_file.name).read_text()
+        return self._errors.read_text()
 
     def wait_exit(self) -> int:
         """Exit code, once it has ended by itself."""
@@ -134,8 +146,8 @@ class Served:
             _, alive = psutil.wait_procs(children, timeout=BOUND_S)
             for child in alive:
                 child.kill()
-        self.process.communicate()
-        self._errors_file.close()
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.process.communicate()
 
 
 def wait_until(condition: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
@@ -145,3 +157,16 @@ def wait_until(condition: Callable[[], bool], what: str, bound_s: float = BOUND_
     while not condition():
         assert time.monotonic() < deadline_s, f"waited {bound_s} s for {what}"
         pause.wait(0.02)
+
+
+def begun_in_time(begin: Callable[[float], T], timeouts_s: Sequence[float] = (0.2, 2.0, 20.0)) -> T:
+    """What `begin` returns of the first of these timeouts within which it comes so far: for a test
+    that waits for a timeout, before which a busy machine may not even have begun. It must leave
+    nothing behind where it does not come so far.
+    """
+    for timeout_s in timeouts_s[:-1]:
+        try:
+            return begin(timeout_s)
+        except (Unavailable, DeliveryFailed):
+            continue
+    return begin(timeouts_s[-1])

@@ -6,6 +6,7 @@ disable it. They do not retry, so that each error shows.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ssl
 import threading
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from tests.integration.served import BOUND_S
 
 ERRORS_IN_A_ROW_MAX = 3
+PAUSE_S = 0.01  # between two turns: the servers need the processor, too
 
 
 class SteadyClient:
@@ -49,6 +51,7 @@ class SteadyClient:
                 self._http.close()
                 in_a_row += 1
                 self.is_disabled = in_a_row >= ERRORS_IN_A_ROW_MAX
+            stop.wait(PAUSE_S)
         self._http.close()
 
     def _turn(self) -> None:
@@ -67,7 +70,8 @@ class SteadyClients:
     """Several of them, in threads; each has an object of its own."""
 
     def __init__(self, s3: Any, bodies: list[bytes], tls: ssl.SSLContext | None = None) -> None:
-        s3.create_bucket(Bucket="steady")
+        with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou):
+            s3.create_bucket(Bucket="steady")
         self.clients: list[SteadyClient] = []
         for number, body in enumerate(bodies):
             named = {"Bucket": "steady", "Key": f"object-{number}"}

@@ -48,10 +48,14 @@ class Operated:
         self.process = ServerProcess("objectcache_storage_server", arguments, log)
         self.socket = self.process.wait_ready()
         more = ["--set", "admin.listen=off"]
-        self.api = ServerProcess(
-            "objectcache_gateway.admin", [*arguments, *more], self.data_dir / "admin.log"
-        )
-        self.api.wait_ready()
+        try:
+            self.api = ServerProcess(
+                "objectcache_gateway.admin", [*arguments, *more], self.data_dir / "admin.log"
+            )
+            self.api.wait_ready()
+        except BaseException:
+            self.process.kill()
+            raise
 
     def stop(self) -> None:
         assert self.api.terminate() == 0
@@ -125,6 +129,12 @@ def test_what_an_engine_lacks_is_refused_with_the_one_that_has_it(operated: Oper
         assert "local" in result.stderr
     shown = operated.document("bucket", "policy", "kv")
     assert shown["policy"]["durability"] == "sync"
+
+
+def test_an_engine_without_a_log_takes_no_checkpoint(operated: Operated) -> None:
+    result = operated.admin("checkpoint")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"engine {operated.engine} has no log" in result.stderr
 
 
 def test_a_policy_is_kept_over_a_restart(operated: Operated) -> None:

@@ -603,7 +603,8 @@ def test_a_backup_brings_everything_back_into_an_empty_server(
     served.ask("POST", "/v1/buckets", {"name": "kept-kv", "owner": "kept", "layout": LAYOUT})
     on_kept = {"bucket": "kept-kv", "access": ["read"]}
     served.ask("POST", "/v1/users", {"name": "reader", "grants": [on_kept], "with_key": False})
-    served.ask("PATCH", "/v1/buckets/kept-kv/policy", {"durability": "async"})
+    policy = {"durability": "async", "encoding": "planes-zstd"}
+    served.ask("PATCH", "/v1/buckets/kept-kv/policy", policy)
     served.ask("PATCH", "/v1/schedule", {"changes": {"margin_gbps": 9}})
     token = served.token("users:read")
     made = served.ask("POST", "/v1/backup", {"passphrase": PASSPHRASE})
@@ -626,7 +627,7 @@ def test_a_backup_brings_everything_back_into_an_empty_server(
         assert done.status == 200, done
         assert done.document["buckets_created"] == len(backup["content"]["buckets"])
         bucket = other.ask("GET", "/v1/buckets/kept-kv").document
-        assert (bucket["owner"], bucket["policy"]) == ("kept", {"durability": "async"})
+        assert (bucket["owner"], bucket["policy"]) == ("kept", policy)
         assert bucket["layout"]["fingerprint"] == "m1"
         (grant,) = other.ask("GET", "/v1/users/reader/grants").document["grants"]
         assert grant["bucket_created_s"] == bucket["created_s"]  # that of the bucket made here
@@ -644,7 +645,7 @@ def test_a_backup_brings_everything_back_into_an_empty_server(
         assert replaced.status == 200, replaced
         assert other.ask("GET", "/v1/users/extra").status == 404
         bucket = other.ask("GET", "/v1/buckets/kept-kv").document
-        assert bucket["policy"] == {"durability": "async"}
+        assert bucket["policy"] == policy
     served.ask("PATCH", "/v1/schedule", {"reset": True})
 
 

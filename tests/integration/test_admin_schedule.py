@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.config import Config
 from botocore.exceptions import ClientError
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from objectcache_operations.console.app import app
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import Busy, Unavailable
 from objectcache_schemas.limits import MIB
 from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.kv import DeliveryAccepted, KvGet
 from objectcache_schemas.messages.reads import CloseObject, ObjectOpened, OpenObject, SendBody
-from tests.integration.served import BOUND_S, QUIET_SETTINGS, Served, own_environment, wait_until
+from tests.admin_server import AdminServed
+from tests.integration.served import BOUND_S, own_environment, wait_until
+from tests.s3_clients import boto3_client
+from tests.servers import ServerProcess
 from tests.storage_client import StorageClient
 
 BUCKET, KEY = "shared", "object"
@@ -37,17 +39,32 @@ def _no_settings_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-class Operated(Served):
-    """A running server, and `objectcache admin schedule` on it."""
+class Operated(AdminServed):
+    """A storage server, a gateway and the admin API, and `objectcache admin schedule` on them."""
 
     def __init__(self, data_dir: Path, *settings: str) -> None:
-        flags = [part for one in (*QUIET_SETTINGS, *settings) for part in ("--set", one)]
-        super().__init__(data_dir, *flags)
-        self.wait_ready()
+        super().__init__(data_dir, *settings)
+        try:
+            log = data_dir / "gateway.log"
+            self.gateway = ServerProcess("objectcache_gateway", self.flags, log)
+            self.endpoint = self.gateway.wait_ready()
+        except BaseException:
+            super().__exit__()
+            raise
 
     def schedule(self, *arguments: str) -> Result:
-        where = ["--data-dir", str(self.data_dir)]
-        return CliRunner().invoke(app, ["admin", "schedule", *arguments, *where])
+        return self.admin("schedule", *arguments)
+
+    def s3(self) -> Any:
+        """A boto3 client that neither retries nor waits long."""
+        access_key, secret_key = self.root_key
+        return boto3_client(
+            endpoint_url=self.endpoint,
+            aws_access_key_id=access_key,
+            aws_secret_access_key=secret_key,
+            region_name="us-east-1",
+            config=Config(retries={"total_max_attempts": 1}, read_timeout=BOUND_S),
+        )
 
     def state(self, *arguments: str) -> Any:
         """What a command prints with --json."""
@@ -55,14 +72,21 @@ class Operated(Served):
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 
-    def connect(self) -> StorageClient:
-        """A connection to the storage server, as a gateway has it."""
-        return StorageClient(self.data_dir / "run" / "storage.sock")
-
     def store(self) -> None:
         with self.connect() as client:
             client.create_bucket(BUCKET)
             client.put(BUCKET, KEY, BODY)
+
+    def stop(self) -> int:
+        """SIGTERM to all; the storage server's exit code."""
+        self.gateway.terminate()
+        self.api.terminate()
+        return self.storage.terminate()
+
+    def __exit__(self, *exception: object) -> None:
+        if self.gateway.returncode is None:
+            self.gateway.terminate()
+        super().__exit__(*exception)
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +163,14 @@ def test_a_delivery_under_a_small_cap_is_shown_and_goes_on_when_the_cap_is_lifte
     wait_until(lambda: served.state("show")["delivery_count"] == 0, "its end")
 
 
-def test_a_layerwise_delivery_is_shown_with_its_window_and_where_that_came_from(
+def test_a_layerwise_delivery_is_shown_with_its_window_and_the_nic_that_it_goes_to(
     tmp_path: Path,
 ) -> None:
     layers, slice_bytes = 8, MIB
     descriptor = Descriptor(("chunk",), layers, 16, slice_bytes, DeliveryMode.LAYERWISE)
-    asked = dataclasses.replace(descriptor, compute_window_s=0.0088)
+    asked = dataclasses.replace(
+        descriptor, compute_window_s=0.0088, nic="node7", nic_bytes_per_s=1e9
+    )
     request = KvGet(
         bucket=BUCKET, identity="acme", request_id="request-1", descriptor=asked.to_bytes()
     )
@@ -161,7 +187,12 @@ def test_a_layerwise_delivery_is_shown_with_its_window_and_where_that_came_from(
         assert (shown["compute_window_s"], shown["window_source"]) == (0.0088, "descriptor")
         assert (shown["layer_bytes"], shown["num_layers"]) == (slice_bytes, layers)
         printed = " ".join(server.schedule("show").stdout.split())
-        assert "request-1 acme 8.8ms told" in printed
+        assert "request-1 acme node7 8.8ms told" in printed
+        (nic,) = server.state("show")["nics"]
+        assert (nic["nic"], nic["tenant"], nic["nic_bytes_per_s"]) == ("node7", "acme", 1e9)
+        assert nic["deliveries"] == 1
+        assert 0 < nic["queued_bytes"] < len(BODY)
+        assert "node7 acme 8 Gbps" in printed
         client.ask(CloseObject(), Done)
         assert server.state("show")["delivery_count"] == 0
 
@@ -224,10 +255,10 @@ def test_whoever_waits_when_the_server_stops_is_told_so(tmp_path: Path) -> None:
         with hold_delivery(server, "root"), server.connect() as second:
             second.send(OpenObject(bucket=BUCKET, key=KEY, identity="root"))
             wait_until(lambda: server.state("show")["waiting"] == 1, "the second to wait")
-            server.process.send_signal(signal.SIGTERM)
+            server.storage.signal_stop()
             with pytest.raises(Unavailable, match="the storage server is stopping"):
                 second.reply(ObjectOpened)
-        assert server.wait_exit() == 0
+        assert server.storage.wait() == 0
 
 
 def test_a_server_does_not_start_with_a_broken_file_and_says_what_to_do(tmp_path: Path) -> None:

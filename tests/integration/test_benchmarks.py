@@ -11,8 +11,12 @@ from benchmarks.__main__ import QUESTIONS, main
 from benchmarks.memory_pressure.memory_group import V1_ROOT, hierarchy
 
 pytestmark = pytest.mark.timeout(600)  # many servers are started, each as slowly as the machine is
-SLOW = "s3"  # a cluster of Ceph's is started for it; its load is tested in test_request_load
-GROUPS = {"cold": 2, "warm": 2, "first-read": 2}  # in the table; other questions have one
+MEMORY_ROW = "memory of an open store"
+# A cluster of Ceph's is started for s3, whose load is tested in test_request_load; dual-path has
+# nodes in namespaces, and is run in tests/relay.
+ELSEWHERE = {"s3", "dual-path"}
+# In the table; other questions have one.
+GROUPS = {"cold": 2, "warm": 2, "first-read": 2, "codecs": 3}
 
 
 def quick_run(folder: Path, *flags: str) -> dict[str, Any]:
@@ -25,7 +29,7 @@ def quick_run(folder: Path, *flags: str) -> dict[str, Any]:
     return run
 
 
-@pytest.mark.parametrize("question", sorted(QUESTIONS.keys() - {SLOW}))
+@pytest.mark.parametrize("question", sorted(QUESTIONS.keys() - ELSEWHERE))
 def test_a_quick_run_reports_every_question_beside_its_limit(question: str, tmp_path: Path) -> None:
     if question == "memory-pressure" and isinstance(reason := hierarchy(), str):
         pytest.skip(reason)
@@ -34,7 +38,9 @@ def test_a_quick_run_reports_every_question_beside_its_limit(question: str, tmp_
     run = quick_run(tmp_path, "--only", question)
     rows = run["rows"]
     assert len({row["group"] for row in rows}) == GROUPS.get(question, 1)
-    assert all(row["samples"] and row["p50"] >= 0 and row["by_hand"] for row in rows)
+    assert all(row["samples"] and row["by_hand"] for row in rows)
+    # A process may have less memory with a small store open than it had before.
+    assert all(row["p50"] >= 0 for row in rows if not row["name"].startswith(MEMORY_ROW))
     judged = [row for row in rows if row["goal"]]
     assert all(row["ratio"] is not None and row["ratio_of"] for row in judged)
     assert {"commit", "machine", "scale", "time"} <= set(run)

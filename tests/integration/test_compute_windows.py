@@ -13,7 +13,7 @@ from objectcache import Client, KvLayout, NotFound
 from objectcache.deliveries.delivery import Delivery
 from objectcache.kv_bucket import KvBucket
 from tests.servers import RunningServer, running_server
-from tests.unit.test_compute_profiles import TABLE_A8
+from tests.unit.storage_server.scheduling.windows.test_compute_profiles import TABLE_A8
 
 LAYERS, CHUNK_TOKENS, CHUNKS = 12, 64, 32
 CONTEXT_TOKENS = 2 * CHUNK_TOKENS * CHUNKS  # half of it is cached

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from objectcache.connectors.store import stored_chunks
 from objectcache.connectors.store.open_bucket import open_bucket
 from objectcache.connectors.store.stored_chunks import match_prefix, put_absent, put_chunks_absent
 from objectcache.kv_bucket import KvBucket
-from tests.servers import RunningServer, start_server
+from tests.servers import RunningServer, standing_still, start_server
 
 COUNT = 9
 SLICE_BYTES = 64
@@ -115,10 +113,6 @@ def test_a_server_that_is_stopped_ends_a_lookup_by_its_own_timeout(tmp_path: Pat
     with start_server(tmp_path / "data") as running, client_of(running, timeout_s=600.0) as client:
         bucket = open_bucket(client, "stopped", LAYOUT)
         for pid in (running.storage_pid, running.gateway_pid):
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                with pytest.raises(Unavailable):
-                    match_prefix(bucket, KEYS, timeout_s=0.2)
-            finally:
-                os.kill(pid, signal.SIGCONT)
+            with standing_still(pid), pytest.raises(Unavailable):
+                match_prefix(bucket, KEYS, timeout_s=0.2)
         assert match_prefix(bucket, KEYS) == 0

@@ -13,6 +13,7 @@ from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.vllm.plans import LoadPlan
 from objectcache.connectors.vllm.store import Store
+from objectcache.connectors.vllm.worker.block_copies import WaitedCopies
 from objectcache.connectors.vllm.worker.loads import Loads
 from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.layout import KvLayout
@@ -64,7 +65,7 @@ class Worker:
         def fetch(plan: LoadPlan) -> Any:
             return bucket.fetch([name.decode() for name in plan.hashes], delivery="layerwise")
 
-        self.loads = Loads(fetch, cast("Any", [layer] * LAYERS), timeout_s=10.0)
+        self.loads = Loads(fetch, WaitedCopies(cast("Any", [layer] * LAYERS)), timeout_s=10.0)
 
     def step(self, *loads: tuple[int, int]) -> set[int]:
         """Load these ranges of chunks at once; the chunks that failed."""

@@ -22,6 +22,7 @@ from objectcache_schemas.errors import (
     Unsupported,
     WireError,
 )
+from objectcache_schemas.messages.buckets import SetPolicy
 from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.leases import EndLease, LeaseTarget, TargetLeased
 from objectcache_schemas.messages.sessions import (
@@ -30,7 +31,9 @@ from objectcache_schemas.messages.sessions import (
     ReleaseTarget,
     TargetReleased,
 )
+from objectcache_schemas.operators.engine_status import EngineState, GetEngineStatus
 from objectcache_schemas.operators.traces import GetTraces, Traces
+from objectcache_schemas.records import BucketPolicy, StoredEncoding
 from tests.s3_clients import (
     Answer,
     call,
@@ -60,11 +63,21 @@ def put_chunks(server: RunningServer, bucket: str, asked: Descriptor, payload: b
     assert call(server, "POST", f"/{bucket}?kv-put", body).status == 200
 
 
-@pytest.fixture
-def payload(server: RunningServer, bucket: str) -> bytes:
-    """The bytes of `KEYS`, chunk after chunk, which are stored in `bucket`."""
+@pytest.fixture(params=[None, StoredEncoding.PLANES_ZSTD], ids=["plain", "encoded"])
+def payload(request: pytest.FixtureRequest, server: RunningServer, bucket: str) -> bytes:
+    """The bytes of `KEYS`, chunk after chunk, which are stored in `bucket`: as they are or encoded,
+    which is the same to all who read them.
+    """
     data = secrets.token_bytes(len(KEYS) * CHUNK_BYTES)
+    if request.param is not None:
+        data = data.translate(bytes(byte & 15 for byte in range(256)))
+        policy = BucketPolicy(encoding=request.param)
+        with StorageClient(server.run_dir / "storage.sock") as client:
+            client.ask(SetPolicy(bucket=bucket, policy=policy), Done)
     put_chunks(server, bucket, Descriptor(KEYS, LAYERS, 16, SLICE_BYTES, CHUNKWISE), data)
+    with StorageClient(server.run_dir / "storage.sock") as client:
+        status = client.ask(GetEngineStatus(), EngineState).status
+    assert request.param is None or 0 < status.encoded_bytes < status.decoded_bytes
     return data
 
 

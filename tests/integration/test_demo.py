@@ -22,7 +22,7 @@ import pytest
 from objectcache_laboratory.demo import DemoOptions, run_demo, server_process
 from objectcache_laboratory.demo.paced_link import paced_link
 from objectcache_laboratory.demo.server_process import await_ready, started
-from objectcache_laboratory.reference_engine import ModelConfig
+from objectcache_laboratory.reference_engine.config import ModelConfig
 from objectcache_schemas.errors import Unavailable
 
 TIMEOUT_S = 100
@@ -82,6 +82,15 @@ def test_the_demo_reuses_a_stored_prefix_and_its_answers_agree(
         assert all(reuse["bytes_identical"] for reuse in turn["reuses"])
         assert all(reuse["logits_identical"] for reuse in turn["reuses"])
         assert [reuse["transport"] for reuse in turn["reuses"][2:]] == ["body", "body"]
+    assert [turn["slow_reuses"] != [] for turn in result["turns"]] == [False, False, True]
+    plain, encoded = result["turns"][-1]["slow_reuses"]
+    assert (plain["path"], encoded["path"]) == ("plain", "encoded")
+    assert plain["wire_bytes"] == result["turns"][-1]["fetched_bytes"]
+    assert encoded["wire_bytes"] < 0.9 * plain["wire_bytes"]
+    assert plain["bytes_identical"]
+    assert encoded["bytes_identical"]
+    assert encoded["logits_identical"]
+    assert "MiB on the wire" in done.stdout
     svg = ElementTree.parse(tmp_path / "output" / "timeline.svg").getroot()
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
 

@@ -33,7 +33,6 @@ CHUNKS = np.random.default_rng(9).integers(
 )
 SETTINGS = (
     f"storage.fabric_staging_bytes={8 << 20}",  # of one delivery: what is not given back is missed
-    "gateway.session_heartbeat_s=1",
     "storage.nixl=trusting",  # root's sessions are as without it
 )
 

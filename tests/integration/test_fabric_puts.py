@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import secrets
-import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -21,7 +19,7 @@ from objectcache.kv_bucket import KvBucket
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor, MemoryTarget
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages.kv import KvPut, KvStored
-from tests.servers import RunningServer, start_server
+from tests.servers import RunningServer, standing_still, start_server
 from tests.storage_client import StorageClient
 
 pytest.importorskip("nixl_cu12")
@@ -267,12 +265,9 @@ def test_a_client_stopped_during_a_put_within_the_host_goes_on_and_puts_again(
 ) -> None:
     bucket, chunks = new_bucket(client, LARGE), random_chunks(LARGE_COUNT, LARGE)
     with putting(put_server, bucket, turns=4) as child:
-        os.kill(child.pid, signal.SIGSTOP)
-        try:
+        with standing_still(child.pid):
             more = [f"after {index}" for index in range(LARGE_COUNT)]
             assert bucket.put(more, chunks, transport="nixl").stored == LARGE_COUNT
-        finally:
-            os.kill(child.pid, signal.SIGCONT)
         said, complaint = child.communicate(timeout=60)
         assert child.returncode == 0, complaint
         assert said == b"putting\n" * 2
@@ -288,19 +283,15 @@ def test_a_stopped_client_is_given_up_after_storage_fabric_timeout_s_and_others_
     What becomes of the client is not looked at. UCX may end a process that carries out a read when
     its connection is given up (docs/security.md).
     """
-    settings = (STAGING, "storage.fabric_timeout_s=1", "storage.nixl_ucx=TLS=tcp")
+    settings = (STAGING, "storage.fabric_timeout_s=3", "storage.nixl_ucx=TLS=tcp")
     with (
         start_server(tmp_path_factory.mktemp("stopped"), *settings) as server,
         client_of(server) as client,
     ):
         bucket, chunks = new_bucket(client, LARGE), random_chunks(LARGE_COUNT, LARGE)
-        with putting(server, bucket) as child:
-            os.kill(child.pid, signal.SIGSTOP)
-            try:
-                more = [f"after {index}" for index in range(LARGE_COUNT)]
-                assert bucket.put(more, chunks, transport="nixl").stored == LARGE_COUNT
-            finally:
-                os.kill(child.pid, signal.SIGCONT)
+        with putting(server, bucket) as child, standing_still(child.pid):
+            more = [f"after {index}" for index in range(LARGE_COUNT)]
+            assert bucket.put(more, chunks, transport="nixl").stored == LARGE_COUNT
         assert_whole_or_nothing(bucket, chunks)
 
 

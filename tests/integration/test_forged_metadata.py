@@ -138,17 +138,14 @@ def test_a_tenant_is_refused_the_fabric_by_which_it_would_forge_unless_storage_n
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """The second half says that the forgery is one: without the rule it reads the secret."""
-    short = "storage.fabric_timeout_s=1"
     with victim() as (pid, address):
-        with start_server(tmp_path_factory.mktemp("auto"), short) as server:
+        with start_server(tmp_path_factory.mktemp("auto")) as server:
             with StorageClient(server.run_dir / "storage.sock") as storage:
                 storage.create_bucket("forged")
             refused = attack(server, pid, address)
             assert SECRET not in refused.stdout
             assert b"NIXL is served to the root user" in refused.stderr
-        with start_server(
-            tmp_path_factory.mktemp("trusting"), short, "storage.nixl=trusting"
-        ) as server:
+        with start_server(tmp_path_factory.mktemp("trusting"), "storage.nixl=trusting") as server:
             with StorageClient(server.run_dir / "storage.sock") as storage:
                 storage.create_bucket("forged")
             assert not may_trace() or SECRET in attack(server, pid, address).stdout

@@ -125,6 +125,16 @@ def test_a_session_that_its_client_closed_is_logged_as_one_that_went_well(
     assert logged('"status":"aborted"') == aborted
 
 
+@pytest.mark.parametrize("frame", [b"\x82\x01x", b"\x89\x00", b"\x82\x7e\x01\x00"])
+def test_a_frame_that_is_not_masked_ends_the_session(joined: Any, frame: bytes) -> None:
+    """RFC 6455, section 5.1. A masked ping before it, in the same bytes, is answered."""
+    joined.socket.sendall(b"\x89\x81\x00\x00\x00\x00x" + frame)
+    with pytest.raises(ConnectionClosed) as caught:
+        joined.recv(TIMEOUT_S)
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1002
+
+
 def test_a_plain_request_is_told_to_upgrade(server: RunningServer) -> None:
     response = call(server, "GET", f"/?{join_session().query}")
     assert response.status == 400

@@ -28,7 +28,7 @@ CHUNK_COUNT = 32  # 4 MiB
 PAYLOAD_BYTES = CHUNK_COUNT * LAYOUT.chunk_bytes
 SLOW_GBPS = 0.004  # 8 s for the payload
 SLOW = SLOW_GBPS * BYTES_PER_GBIT
-QUEUE_TIMEOUT_S = 2
+SHORT_QUEUE_TIMEOUT_S = 2
 WINDOW_S = 0.004
 RATE_POLICIES = [policy for policy in EVERY_POLICY if policy != "stall_dynamic"]
 THREADS, FETCHES = 4, 20
@@ -37,9 +37,23 @@ THREADS, FETCHES = 4, 20
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScheduledServer]:
     data_dir = tmp_path_factory.mktemp("rates") / "data"
-    timeout = f"scheduler.queue_timeout_s={QUEUE_TIMEOUT_S}"
+    with ScheduledServer(data_dir) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScheduledServer]:
+    """One that refuses soon."""
+    data_dir = tmp_path_factory.mktemp("hasty") / "data"
+    timeout = f"scheduler.queue_timeout_s={SHORT_QUEUE_TIMEOUT_S}"
     with ScheduledServer(data_dir, timeout) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def hasty_prefix(hasty: ScheduledServer) -> Iterator[Prefix]:
+    with hasty.client() as client:
+        yield stored_prefix(client, "rates", CHUNK_COUNT)
 
 
 @pytest.fixture(autouse=True)
@@ -90,19 +104,25 @@ def test_rates_follow_who_comes_and_goes_and_the_cap(
 
 
 @pytest.mark.parametrize("policy", RATE_POLICIES)
-def test_who_comes_while_a_long_delivery_runs_is_refused_only_where_rates_are_for_life(
+def test_who_comes_while_a_long_delivery_runs_has_a_rate_at_once(
     served: ScheduledServer, prefix: Prefix, policy: PolicyName
 ) -> None:
-    """The long one would run for longer than anybody may wait for a rate."""
     served.change(ScheduleChanges(policy=policy, cap_gbps=SLOW_GBPS))
     with begin(prefix), begin(prefix, 1) as small:
         assert small.rate_bytes_per_s is not None
         assert small.rate_bytes_per_s < SLOW
         prefix.check(small)
-    wait_until(lambda: rates(served) == [], "both to leave")
-    served.change(ScheduleChanges(rates=FOR_LIFE))
-    with begin(prefix), pytest.raises(Busy, match="no rate was free for 2 s"):
-        begin(prefix, 1)
+
+
+@pytest.mark.parametrize("policy", RATE_POLICIES)
+def test_who_comes_while_a_long_delivery_runs_is_refused_where_rates_are_for_life(
+    hasty: ScheduledServer, hasty_prefix: Prefix, policy: PolicyName
+) -> None:
+    """The long one would run for longer than anybody may wait for a rate."""
+    hasty.begin_anew()
+    hasty.change(ScheduleChanges(policy=policy, cap_gbps=SLOW_GBPS, rates=FOR_LIFE))
+    with begin(hasty_prefix), pytest.raises(Busy, match="no rate was free for 2 s"):
+        begin(hasty_prefix, 1)
 
 
 @pytest.mark.parametrize("policy", RATE_POLICIES)

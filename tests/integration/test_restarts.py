@@ -28,7 +28,7 @@ from tests.integration.served import QUIET_SETTINGS, Served, own_environment, wa
 from tests.integration.steady_clients import SteadyClients
 from tests.processes_http import ask
 from tests.s3_clients import boto3_client, call
-from tests.servers import running_server
+from tests.servers import running_server, standing_still
 
 STORAGE = "objectcache_storage_server"
 BODIES = [os.urandom(size_bytes) for size_bytes in (100, 4096, 4096, 300_000)]
@@ -80,11 +80,8 @@ def test_both_gateways_serve_the_port(served: Served) -> None:
         "gateway-1.sock",
     }
     for pid in served.gateway_pids().values():
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with standing_still(pid):
             assert served.health_status() == 200  # by the other one
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_rolling_restart_refuses_and_breaks_no_connection(served: Served) -> None:
@@ -286,18 +283,19 @@ def activated(directory: Path, listener: socket.socket) -> Served:
     )
     served = Served.__new__(Served)
     served.data_dir = directory / "data"
-    served._errors_file = (directory / "activated.stderr").open("w+")
-    served.process = subprocess.Popen(
-        [
-            *(sys.executable, "-c", program, str(listener.fileno())),
-            *("-m", "objectcache_operations", "serve", "--data-dir", str(served.data_dir)),
-            *("--set", "storage.engine=files"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=served._errors_file,
-        text=True,
-        pass_fds=(listener.fileno(),),
-        env=own_environment(),
-    )
+    served._errors = directory / "activated.stderr"
+    with served._errors.open("w") as errors:
+        served.process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", program, str(listener.fileno())),
+                *("-m", "objectcache_operations", "serve", "--data-dir", str(served.data_dir)),
+                *("--set", "storage.engine=files"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            pass_fds=(listener.fileno(),),
+            env=own_environment(),
+        )
     served.printed, served.endpoint = [], ""
     return served

@@ -27,7 +27,7 @@ _EVENT: msgspec.msgpack.Decoder[TargetEvent] = msgspec.msgpack.Decoder(TargetEve
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("revoked")
-    with start_server(folder, "gateway.session_heartbeat_s=2", "storage.nixl=off") as running:
+    with start_server(folder, "gateway.session_heartbeat_s=8", "storage.nixl=off") as running:
         yield running
 
 

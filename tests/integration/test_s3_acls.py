@@ -14,8 +14,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from objectcache_schemas.accounts import Access, Grant
-from tests.accounts import add_user
 from tests.s3_clients import boto3_client, s3_client
+from tests.s3_tests.accounts import add_user
 from tests.servers import RunningServer, start_server
 
 AccessList = dict[str, Any]

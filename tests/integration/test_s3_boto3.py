@@ -414,11 +414,14 @@ LISTED_KEYS = [
 ]
 
 
-@pytest.fixture
-def listed_bucket(s3: Any, bucket: str) -> str:
+@pytest.fixture(scope="module")
+def listed_bucket(server: RunningServer) -> str:
+    """A bucket that tests list and leave as it is."""
+    client, name = s3_client(server), f"listed-{secrets.token_hex(6)}"
+    client.create_bucket(Bucket=name)
     for key in LISTED_KEYS:
-        s3.put_object(Bucket=bucket, Key=key, Body=b"1")
-    return bucket
+        client.put_object(Bucket=name, Key=key, Body=b"1")
+    return name
 
 
 @pytest.mark.parametrize("prefix", ["", "a", "a/", "b/", "é", "nothing"])

@@ -83,6 +83,9 @@ def test_every_answer_carries_its_request_id_and_no_software_version(
 
 
 def test_a_bucket_called_healthz_is_reached_by_signed_requests(server: RunningServer) -> None:
+    assert call(server, "HEAD", "/healthz").status == 404
+    signed = call(server, "GET", "/healthz")  # there is no such bucket yet
+    assert (signed.status, b'"ok"' in signed.body) == (200, True)
     assert call(server, "PUT", "/healthz").status == 200
     assert call(server, "PUT", "/healthz/k", b"1").status == 200
     assert call(server, "GET", "/healthz").xml.findtext(".//{*}Key") == "k"
@@ -314,7 +317,7 @@ def test_signed_chunks_are_stored_and_a_tampered_one_stores_nothing(
 ) -> None:
     path = f"/{bucket}/k"
     upload = SignedChunks(server, path, [b"a" * 100_000, b"b" * 65_536, b"c"])
-    tampered = bytes(upload.body).replace(b"bbbb", b"bbxb", 1)
+    tampered = bytes(upload.body).replace(b"b" * 65_536, b"b" * 65_535 + b"x")  # no signature
     answer = send(server, "PUT", path, tampered, upload.headers)
     assert (answer.status, answer.code) == (403, "SignatureDoesNotMatch")
     assert not is_stored(server, bucket, "k")
@@ -498,13 +501,16 @@ def slow_server(tmp_path: Path) -> Iterator[RunningServer]:
     with start_server(
         tmp_path / "data",
         "storage.engine=memory",
-        f"gateway.body_stall_timeout_s={STALL_S}",
         f"storage.send_stall_timeout_s={STALL_S}",
     ) as running:
         yield running
 
 
+BODY_STALL = f"gateway.body_stall_timeout_s={STALL_S}"
+
+
 def test_a_body_that_stops_arriving_is_given_up(slow_server: RunningServer) -> None:
+    slow_server.restart_gateway(BODY_STALL)
     call(slow_server, "PUT", "/bbb")
     headers = signed_headers(slow_server, "PUT", "/bbb/k", b"xxxx")
     headers["Content-Length"] = "4"
@@ -524,9 +530,9 @@ def test_a_body_that_stops_arriving_is_given_up(slow_server: RunningServer) -> N
 def test_a_client_that_takes_no_byte_of_its_body_is_cut(
     slow_server: RunningServer, handover: str
 ) -> None:
-    slow_server.restart_gateway(f"gateway.body_handover={handover}")
     call(slow_server, "PUT", "/bbb")
     assert call(slow_server, "PUT", "/bbb/k", b"x" * 32 * MIB).status == 200
+    slow_server.restart_gateway(BODY_STALL, f"gateway.body_handover={handover}")
     with open_socket(slow_server) as connection:
         send_head(connection, "GET", "/bbb/k", signed_headers(slow_server, "GET", "/bbb/k"))
         log = slow_server.data_dir / "gateway.log"
@@ -534,7 +540,15 @@ def test_a_client_that_takes_no_byte_of_its_body_is_cut(
         until(lambda: aborted in log.read_text())
         assert len(receive_rest(connection)) < 32 * MIB
         assert '"level":"warning"' not in log.read_text()
-    assert len(call(slow_server, "GET", "/bbb/k").body) == 32 * MIB
+    until(lambda: comes_whole(slow_server))
+
+
+def comes_whole(server: RunningServer) -> bool:
+    """A busy machine may let this reader, too, take nothing for a second."""
+    try:
+        return len(call(server, "GET", "/bbb/k").body) == 32 * MIB
+    except (http.client.HTTPException, OSError):
+        return False
 
 
 # --- limits, ends and beginnings -----------------------------------------------------------------

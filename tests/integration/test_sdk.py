@@ -33,7 +33,8 @@ from objectcache import (
 )
 from objectcache.boto3_integration import core_of, register
 from objectcache.kv_bucket import KvBucket
-from tests.servers import RunningServer, running_server
+from tests.integration.served import begun_in_time
+from tests.servers import RunningServer, running_server, stop_whole
 
 LAYOUT = KvLayout(
     num_layers=5, chunk_tokens=16, per_layer_chunk_bytes=4096, dtype="float16", fingerprint="sdk"
@@ -332,7 +333,11 @@ def running_delivery(
     delivery = bucket.fetch(
         ["large"], delivery="layerwise", transport=transport, timeout_s=timeout_s
     )
-    delivery.wait_layer(0, BOUND_S)
+    try:
+        delivery.wait_layer(0, BOUND_S)
+    except DeliveryFailed:
+        delivery.close()
+        raise
     return delivery
 
 
@@ -342,7 +347,7 @@ def stopped_delivery(
     """A delivery whose storage server was stopped before it could send the last layer."""
     for _ in range(20):
         delivery = running_delivery(bucket, transport, timeout_s)
-        os.kill(server.storage_pid, signal.SIGSTOP)
+        stop_whole(server.storage_pid)
         if delivery.arrivals_s[-1] is None:
             return delivery
         os.kill(server.storage_pid, signal.SIGCONT)  # this process was slower: again
@@ -375,7 +380,10 @@ def test_a_storage_server_that_hangs_fails_the_delivery_after_the_timeout(
     with client_of(large_server) as client:
         bucket = client.kv_bucket("large", LARGE)
         try:
-            delivery = stopped_delivery(large_server, bucket, transport, timeout_s=1.0)
+            delivery = begun_in_time(
+                lambda timeout_s: stopped_delivery(large_server, bucket, transport, timeout_s),
+                (1.0, 5.0, BOUND_S),
+            )
             with delivery, pytest.raises(DeliveryFailed):
                 delivery.wait()
         finally:

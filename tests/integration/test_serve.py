@@ -1,5 +1,6 @@
 """`objectcache serve`, with real processes: what a user, a crash and an operator see."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,28 +20,41 @@ GATEWAY, STORAGE = "objectcache_gateway", "objectcache_storage_server"
 ADMIN = "objectcache_gateway.admin"
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    """A server that is ready."""
+@contextlib.contextmanager
+def served_quietly(data_dir: Path) -> Iterator[Served]:
     settings = [part for setting in QUIET_SETTINGS for part in ("--set", setting)]
-    with Served(tmp_path / "data", *settings) as server:
+    with Served(data_dir, *settings) as server:
         server.wait_ready()
         yield server
 
 
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A server that is ready."""
+    with served_quietly(tmp_path / "data") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server for tests that leave it serving."""
+    with served_quietly(tmp_path_factory.mktemp("lasting") / "data") as server:
+        yield server
+
+
 def test_it_says_where_it_serves_and_where_the_credentials_are_but_no_secret(
-    served: Served,
+    lasting: Served,
 ) -> None:
-    _, secret_key = served.credentials
-    file = served.data_dir / "root-credentials"
-    assert served.printed[1:3] == [f"credentials {file}", f"data {served.data_dir}"]
-    assert served.printed[3].startswith("admin http://127.0.0.1:")
-    assert secret_key not in "".join(served.printed) + served.errors()
+    _, secret_key = lasting.credentials
+    file = lasting.data_dir / "root-credentials"
+    assert lasting.printed[1:3] == [f"credentials {file}", f"data {lasting.data_dir}"]
+    assert lasting.printed[3].startswith("admin http://127.0.0.1:")
+    assert secret_key not in "".join(lasting.printed) + lasting.errors()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_health_answers_without_authentication(served: Served) -> None:
-    assert served.health_status() == 200
+def test_health_answers_without_authentication(lasting: Served) -> None:
+    assert lasting.health_status() == 200
 
 
 def test_what_was_put_is_there_after_a_stop_and_a_start(served: Served) -> None:
@@ -93,6 +107,7 @@ def test_a_signal_stops_all_processes_within_the_bound(
     assert time.monotonic() - begin_s < 30  # nothing is in flight: no drain bound is used up
     assert not any(psutil.pid_exists(pid) for pid in children.values())
     assert not (served.data_dir / "run" / "storage.sock").exists()
+    assert not (served.data_dir / "run" / "admin.sock").exists()
 
 
 def test_a_gateway_that_is_killed_comes_back_on_the_same_port(served: Served) -> None:
@@ -106,17 +121,17 @@ def test_a_gateway_that_is_killed_comes_back_on_the_same_port(served: Served) ->
     assert served.stop() == 0
 
 
-def test_a_storage_server_that_is_killed_comes_back_with_what_was_stored(served: Served) -> None:
-    s3 = served.s3()
+def test_a_storage_server_that_is_killed_comes_back_with_what_was_stored(lasting: Served) -> None:
+    s3 = lasting.s3()
     s3.create_bucket(Bucket="kept")
     s3.put_object(Bucket="kept", Key="k", Body=b"acknowledged")
-    pids = served.children()
+    pids = lasting.children()
     os.kill(pids[STORAGE], signal.SIGKILL)
     wait_until(
-        lambda: served.children().get(STORAGE) != pids[STORAGE] and served.health_status() == 200,
+        lambda: lasting.children().get(STORAGE) != pids[STORAGE] and lasting.health_status() == 200,
         "the storage server to serve again",
     )
-    assert served.children()[GATEWAY] == pids[GATEWAY]
+    assert lasting.children()[GATEWAY] == pids[GATEWAY]
     assert s3.get_object(Bucket="kept", Key="k")["Body"].read() == b"acknowledged"
     s3.put_object(Bucket="kept", Key="k2", Body=b"again")
     s3.close()
@@ -130,14 +145,22 @@ def test_both_servers_end_when_the_supervisor_is_killed(served: Served) -> None:
     assert alive == []
 
 
+def test_a_start_waits_for_the_servers_of_a_supervisor_that_was_killed(served: Served) -> None:
+    served.process.kill()
+    served.process.wait()
+    with Served(served.data_dir) as again:
+        again.wait_ready()
+        assert again.health_status() == 200
+
+
 def test_a_second_server_on_the_same_data_is_refused_and_the_first_serves_on(
-    served: Served, tmp_path: Path
+    lasting: Served, tmp_path: Path
 ) -> None:
-    result = serve_to_its_end(tmp_path, "--data-dir", str(served.data_dir))
+    result = serve_to_its_end(tmp_path, "--data-dir", str(lasting.data_dir))
     assert result.returncode == 1
     assert result.stdout == ""
-    assert f"{served.data_dir} is in use by another storage server" in result.stderr
-    assert served.health_status() == 200
+    assert f"{lasting.data_dir} is in use by another storage server" in result.stderr
+    assert lasting.health_status() == 200
 
 
 def test_a_port_in_use_is_a_clear_message_and_leaves_nothing_running(tmp_path: Path) -> None:
@@ -155,6 +178,7 @@ def test_a_port_in_use_is_a_clear_message_and_leaves_nothing_running(tmp_path: P
     [
         (["--listen", "127.0.0.1:99999"], "'99999' is no port, a number from 0 to 65535"),
         (["--set", "storage.engine=tape"], "storage.engine must be local, files or memory"),
+        (["--engine", "http://host"], "rados://, s3://, daos:// or file://, got 'http://host'"),
         (["--set", "scheduler.rates=forever"], "scheduler.rates must be every_epoch or for_life"),
         (["--data-dir", "file"], "it is a file; name a directory"),
         (["--set", "admin.audit_log=no/log"], "there is no directory"),
@@ -206,7 +230,12 @@ def started_alone(command: str, directory: Path, *flags: str) -> subprocess.Pope
         env=own_environment(),
     )
     assert process.stdout is not None
-    assert process.stdout.readline().startswith(f"ready {command} ")
+    try:
+        assert process.stdout.readline().startswith(f"ready {command} ")
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
     return process
 
 

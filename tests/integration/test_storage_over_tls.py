@@ -30,7 +30,7 @@ from objectcache_storage_server.connections.newcomers import NEWCOMERS_MAX
 from tests.certificates import Authority, Pair
 from tests.integration.served import wait_until
 from tests.s3_clients import boto3_client
-from tests.servers import Credentials, ServerProcess
+from tests.servers import Credentials, ServerProcess, free_port
 
 LAYOUT = KvLayout(
     num_layers=4, chunk_tokens=16, per_layer_chunk_bytes=256 << 10, dtype="uint8", fingerprint="t"
@@ -38,11 +38,6 @@ LAYOUT = KvLayout(
 LONG = KvLayout(
     num_layers=64, chunk_tokens=16, per_layer_chunk_bytes=1 << 20, dtype="uint8", fingerprint="t"
 )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def settings_of(authority: Authority, pair: Pair) -> list[str]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -85,7 +85,6 @@ SETTINGS = (
     "storage.layerwise_threshold_bytes=1000000",
     "storage.deliveries_max=8",
     "scheduler.queue_max=0",
-    "storage.send_stall_timeout_s=1.0",
 )
 
 
@@ -114,7 +113,9 @@ class StorageProcess:
         )
         assert self.process.stdout is not None
         ready = self.process.stdout.readline().split()
-        assert ready[:2] == ["ready", "storage"], ready
+        if ready[:2] != ["ready", "storage"]:
+            self.stop(signal.SIGKILL)
+            raise AssertionError(ready)
         self.path = ready[2]
 
     def connect(self) -> StorageClient:
@@ -135,14 +136,30 @@ class StorageProcess:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StorageProcess]:
-    data_dir = tmp_path_factory.mktemp("d")
-    process = StorageProcess(data_dir, f"storage.engine={request.param}", *SETTINGS)
-    with process.connect() as client:
-        client.create_bucket("kv")
-        descriptor = Descriptor(KEYS, L, 16, S, CHUNKWISE)
-        assert client.kv_put("kv", descriptor.to_bytes(), CHUNKS.tobytes()) == (N, 0)
-    yield process
-    assert process.stop() == 0
+    with filled(tmp_path_factory.mktemp("d"), f"storage.engine={request.param}") as process:
+        yield process
+
+
+@pytest.fixture
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StorageProcess]:
+    """One that soon cuts whoever takes nothing."""
+    stall = "storage.send_stall_timeout_s=1.0"
+    with filled(tmp_path_factory.mktemp("d"), "storage.engine=memory", stall) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def filled(data_dir: Path, *settings: str) -> Generator[StorageProcess]:
+    process = StorageProcess(data_dir, *SETTINGS, *settings)
+    try:
+        with process.connect() as client:
+            client.create_bucket("kv")
+            descriptor = Descriptor(KEYS, L, 16, S, CHUNKWISE)
+            assert client.kv_put("kv", descriptor.to_bytes(), CHUNKS.tobytes()) == (N, 0)
+        yield process
+    finally:
+        status = process.stop()
+    assert status == 0
 
 
 @pytest.fixture
@@ -442,9 +459,9 @@ def test_a_ticket_is_good_once_and_a_stranger_has_none(client: StorageClient) ->
 
 
 def test_a_slow_client_is_cut_after_the_stall_timeout_and_holds_only_its_grant(
-    server: StorageProcess, client: StorageClient
+    hasty: StorageProcess,
 ) -> None:
-    with server.connect() as slow:
+    with hasty.connect() as client, hasty.connect() as slow:
         accepted = slow.ask(kv_get(Descriptor(KEYS, L, 16, S, LAYERWISE)), DeliveryAccepted)
         near, far = socket.socketpair()
         with near, far:
@@ -455,9 +472,9 @@ def test_a_slow_client_is_cut_after_the_stall_timeout_and_holds_only_its_grant(
             assert 0 < held.in_flight_bytes <= 262_144
             with pytest.raises(EOFError):
                 slow.receive_bytes(1)  # the stall timeout cuts it
-    _, body = fetch(client, Descriptor(KEYS, L, 16, S, LAYERWISE))
-    assert len(body) == N * L * S
-    assert client.ask(GetHealth(), Health).deliveries_in_flight == 0
+        _, body = fetch(client, Descriptor(KEYS, L, 16, S, LAYERWISE))
+        assert len(body) == N * L * S
+        assert client.ask(GetHealth(), Health).deliveries_in_flight == 0
 
 
 def test_a_gateway_that_hangs_up_ends_its_deliveries(

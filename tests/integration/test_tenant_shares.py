@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import statistics
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -29,6 +31,7 @@ from objectcache_schemas.errors import Busy
 from objectcache_schemas.limits import KIB, MIB
 from objectcache_schemas.messages.frames import LENGTH
 from objectcache_schemas.messages.message import PROTOCOL_VERSION
+from objectcache_schemas.messages.reads import ObjectOpened, OpenObject
 from objectcache_schemas.messages.sessions import CreateSession, JoinSession, SessionTicket
 from objectcache_schemas.operators.server_state import GetMetrics, Metrics
 from tests.integration.served import wait_until
@@ -37,7 +40,7 @@ from tests.s3_clients import Answer, open_socket, send_head, signed_headers
 from tests.servers import RunningServer, start_server
 from tests.storage_client import EventClient, StorageClient
 
-FRAGMENTS, PUTS, SESSIONS = 32, 16, 16
+FRAGMENTS, PUTS, SESSIONS, DELIVERIES = 32, 16, 16, 64
 FRAGMENT_BYTES = 64 * KIB
 DOCUMENT_BYTES_MAX = 8 * MIB
 SETTINGS = (
@@ -47,7 +50,7 @@ SETTINGS = (
     f"storage.server_in_flight_bytes_max={FRAGMENTS * FRAGMENT_BYTES}",
     f"storage.puts_max={PUTS}",
     f"storage.put_staging_bytes_max={64 * MIB}",
-    "storage.deliveries_max=64",
+    f"storage.deliveries_max={DELIVERIES}",
     f"gateway.document_bytes_max={DOCUMENT_BYTES_MAX}",
     f"storage.sessions_max={SESSIONS}",
     "scheduler.queue_timeout_s=30",
@@ -58,6 +61,7 @@ READ_RATE = 20e3  # bytes a second of each slow reader
 DELAY_S_MAX = 20.0  # of one request of the victim; far above what is documented
 ROUNDS = 4
 STEADY_RATE = 512e3  # bytes a second of each honest reader
+KEPT_RATE = 400e3  # at which an object of LARGE_BYTES takes longer than a request may wait
 STEADY_S = 6.0  # three windows of whoever is watched
 
 
@@ -110,12 +114,13 @@ def level(server: RunningServer, name: str) -> float:
 class Victim:
     """A tenant whose small requests are timed."""
 
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: RunningServer, body_bytes: int = BODY_BYTES) -> None:
         self.tenant = new_tenant(server, "victim")
+        self.body_bytes = body_bytes
         self.bucket = self.tenant.new_bucket()
         self.keys = tuple(f"chunk-{number}" for number in range(4))
         for key in (*self.keys, "body"):
-            self.must("PUT", f"/{self.bucket}/{key}", bytes(BODY_BYTES))
+            self.must("PUT", f"/{self.bucket}/{key}", bytes(body_bytes))
         self.must("PUT", f"/{self.bucket}/small", bytes(4096))
 
     def must(
@@ -128,7 +133,7 @@ class Victim:
 
     def goes_on(self, under: str) -> None:
         """A few rounds of all its requests: none is refused, each is answered in time."""
-        chunk = Descriptor(self.keys, 2, 16, BODY_BYTES // 2, DeliveryMode.LAYERWISE)
+        chunk = Descriptor(self.keys, 2, 16, self.body_bytes // 2, DeliveryMode.LAYERWISE)
         delivery = {headers.DESCRIPTOR: chunk.to_header()}
         delays_s: list[float] = []
         for number in range(ROUNDS):
@@ -137,7 +142,7 @@ class Victim:
                 self.must("GET", f"/{self.bucket}/body"),
                 self.must("GET", f"/{self.bucket}/{self.keys[-1]}", named=delivery),
                 self.must("PUT", f"/{self.bucket}/small-{number}", bytes(4096)),
-                self.must("PUT", f"/{self.bucket}/body-{number}", bytes(BODY_BYTES)),
+                self.must("PUT", f"/{self.bucket}/body-{number}", bytes(self.body_bytes)),
             )
         p99_s = sorted(delays_s)[len(delays_s) * 99 // 100]
         print(f"{under}: p50 {statistics.median(delays_s):.3f} s, p99 {p99_s:.3f} s")
@@ -155,6 +160,83 @@ def test_bodies_that_are_read_slowly_leave_memory_to_others(
     with Attack(slow_readers(attackers(server, large, 1), large, FRAGMENTS)):
         wait_until(lambda: level(server, "deliveries_waiting") > 0, "some to wait for memory")
         victim.goes_on("slow readers of one tenant")
+
+
+def test_large_gets_of_one_key_leave_small_ones_to_its_other_clients(
+    server: RunningServer,
+) -> None:
+    """The readers keep above the least rate, and are never cut; they hold all that one tenant may
+    have for longer than the others may wait.
+    """
+    client = Victim(server, FRAGMENT_BYTES // 4)
+    path = f"/{client.bucket}/large"
+    client.must("PUT", path, bytes(LARGE_BYTES))
+    readers = [SteadyReader(signer(client.tenant), path, KEPT_RATE) for _ in range(DELIVERIES)]
+    with Attack(readers):
+        wait_until(lambda: level(server, "deliveries_waiting") >= DELIVERIES // 2, "many to wait")
+        client.goes_on("large gets of the same key")
+
+
+TURNS, FILES_KEPT = 4, 4
+FEW_TURNS = (
+    "storage.engine=files",
+    f"storage.fragment_bytes={FRAGMENT_BYTES}",
+    f"storage.deliveries_max={TURNS}",
+    f"storage.open_objects_max={FILES_KEPT}",
+    "storage.client_rate_bytes_per_s_min=0",
+    "scheduler.queue_timeout_s=60",
+)
+
+
+class Askers:
+    """Gateways' connections to a server with few turns, each of which asks for an object and says
+    nothing more.
+    """
+
+    def __init__(self, server: RunningServer, opened: ExitStack) -> None:
+        self._path = server.run_dir / "storage.sock"
+        self._opened = opened
+        storage = self._connect()
+        storage.create_bucket("few")
+        storage.put("few", "small", bytes(FRAGMENT_BYTES))
+        storage.put("few", "large", bytes(2 * FRAGMENT_BYTES))
+        for number in range(4 * TURNS):
+            storage.put("few", f"large-{number}", bytes(2 * FRAGMENT_BYTES))
+
+    def ask(self, key: str) -> StorageClient:
+        client = self._connect()
+        client.send(OpenObject(bucket="few", key=key))
+        return client
+
+    def _connect(self) -> StorageClient:
+        return self._opened.enter_context(StorageClient(self._path))
+
+
+def open_files(server: RunningServer, folder: Path) -> int:
+    """How many files below the folder its storage server has open."""
+    links = Path(f"/proc/{server.storage_pid}/fd")
+    return sum(os.readlink(one).startswith(str(folder)) for one in links.iterdir())
+
+
+def test_large_gets_that_wait_for_their_turn_hold_no_open_file(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with start_server(data_dir, *FEW_TURNS) as server, ExitStack() as opened:
+        askers = Askers(server, opened)
+        before = open_files(server, data_dir)
+        for number in range(4 * TURNS):
+            askers.ask(f"large-{number}")
+        wait_until(lambda: level(server, "deliveries_waiting") > 3 * TURNS, "the others to wait")
+        assert open_files(server, data_dir) <= before + TURNS + FILES_KEPT
+
+
+def test_large_gets_wait_for_no_small_one(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", *FEW_TURNS) as server, ExitStack() as opened:
+        askers = Askers(server, opened)
+        for _ in range(TURNS):
+            askers.ask("small")
+        wait_until(lambda: level(server, "deliveries_waiting") == 1, "the last one to wait")
+        assert askers.ask("large").reply(ObjectOpened).info.size_bytes == 2 * FRAGMENT_BYTES
+        assert level(server, "deliveries_waiting") == 1
 
 
 def test_puts_of_three_bytes_hold_nothing(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from objectcache_storage_server.what_if.__main__ import main
 from tests.integration.served import BOUND_S, own_environment
-from tests.unit.paper_tables import MARGIN_GBPS, POLICIES, WORKLOADS
+from tests.unit.storage_server.scheduling.paper_tables import MARGIN_GBPS, POLICIES, WORKLOADS
 
 COLUMNS = "name,bytes_per_layer,compute_window_s,num_layers"
 
@@ -40,15 +41,17 @@ def requests_file(tmp_path: Path, workload: str) -> Path:
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_command_prints_the_allocations_of_table_a9(
-    tmp_path: Path, workload: str, policy: str
+    tmp_path: Path, workload: str, policy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The program that the command becomes; that it does is for the other tests to see."""
     shared = WORKLOADS[workload]
     flags = ["--policy", policy, "--rates", "for_life", "--json"]
     flags += ["--cap-gbps", f"{shared.cap_gbps:g}"]
     flags += ["--margin-gbps", f"{MARGIN_GBPS:g}"]
-    done = schedule(*flags, str(requests_file(tmp_path, workload)))
-    assert (done.returncode, done.stderr) == (0, "")
-    rates = {row["name"]: row["rate_gbps"] for row in json.loads(done.stdout)["requests"]}
+    assert main([*flags, str(requests_file(tmp_path, workload))]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    rates = {row["name"]: row["rate_gbps"] for row in json.loads(printed.out)["requests"]}
     column = POLICIES.index(policy)
     expected = {name: row[column] for name, row in shared.allocations_gbps.items()}
     assert rates == pytest.approx(expected, abs=0.02)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.accounts import AddedUser
+from tests.s3_tests.accounts import AddedUser
 
 REGION = "objectcache-1"  # not us-east-1, which S3 answers as no location at all
 LIFECYCLE_DAY_S = 10  # so long is a day, for the suite's tests of expiry

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.accounts import AddedUser, add_user
+from tests.s3_tests.accounts import AddedUser, add_user
 from tests.s3_tests.certificate import make_certificate
 from tests.s3_tests.configuration import LIFECYCLE_DAY_S, REGION, USERS
 from tests.servers import RunningServer, running_server

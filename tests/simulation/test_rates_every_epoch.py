@@ -28,7 +28,8 @@ from objectcache_storage_server.simulation.run import (
 )
 from tests.scheduled_jobs import Job
 from tests.schedules import a_configuration
-from tests.unit.paper_tables import COMPUTE_WINDOWS, MARGIN_GBPS
+from tests.unit.examples import examples
+from tests.unit.storage_server.scheduling.paper_tables import COMPUTE_WINDOWS, MARGIN_GBPS
 
 EPOCH_S = 0.01
 CAP_GBPS = 1.0
@@ -91,7 +92,7 @@ def at_seventy_percent(seed: int) -> tuple[list[Arrival], Machine]:
     return poisson_arrivals(mix, 400, rate_per_s, seed), link
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", range(examples(1)))
 @pytest.mark.parametrize("policy", RATE_POLICIES)
 def test_at_seventy_percent_of_the_link_nobody_waits_longer_than_an_epoch_for_a_rate(
     policy: PolicyName, seed: int
@@ -222,7 +223,7 @@ class Watched:
 
 @pytest.mark.parametrize("policy", RATE_POLICIES)
 @given(coming=comings, tenants=shares)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_rates_fit_are_given_within_an_epoch_and_leave_nothing(
     policy: PolicyName, coming: list[Coming], tenants: dict[str, TenantShare]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import get_args
 
 from hypothesis import settings
@@ -27,8 +28,10 @@ from objectcache_storage_server.scheduling.scheduler import (
 )
 from tests.scheduled_jobs import Job, run
 from tests.schedules import a_configuration
+from tests.unit.examples import examples
 
 TENANTS = ("a", "b", "c")
+NICS = {"slow": 1e5, "fast": 1e8, "unknown": None}  # bytes per second, as clients say
 LAYER_BYTES_MAX = 1 << 20
 DRAIN_S = 10_000.0
 
@@ -40,6 +43,7 @@ demands = st.builds(
     compute_window_s=st.none() | st.floats(0.0, 0.1),
     num_layers=st.integers(1, 6),
     tenant=st.sampled_from(TENANTS),
+    nic=st.sampled_from(["", *NICS]),
 )
 shares = st.builds(
     TenantShare,
@@ -49,7 +53,9 @@ shares = st.builds(
 
 
 class Schedules(RuleBasedStateMachine):
-    """What holds at any time: every fragment in order and once, the cap, and progress."""
+    """What holds at any time: every fragment in order and once, the cap, and progress;
+    to whichever NICs deliveries go.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +106,14 @@ class Schedules(RuleBasedStateMachine):
     def add(self, demand: Demand, pooled: bool, pieces: int, room: float, rate_max: float) -> None:
         job = Job(demand, math.ceil(demand.layer_bytes / pieces), room)
         pooled = pooled and demand.compute_window_s is not None
-        self.scheduler.add(job, demand, self.now_s, pooled=pooled, rate_max=rate_max)
+        self.scheduler.add(
+            job,
+            demand,
+            self.now_s,
+            pooled=pooled,
+            rate_max=rate_max,
+            nic_bytes_per_s=NICS.get(demand.nic),
+        )
         self.jobs.append(job)
 
     @precondition(lambda self: self.jobs)
@@ -146,6 +159,12 @@ class Schedules(RuleBasedStateMachine):
         self.judge.charge(length_bytes, self.now_s)
 
     @invariant()
+    def every_nic_counts_its_deliveries(self) -> None:
+        going = Counter((job.demand.tenant, job.demand.nic) for job in self.jobs if job.demand.nic)
+        known = {nic.destination: nic.deliveries for nic in self.scheduler.nics.known()}
+        assert {destination: count for destination, count in known.items() if count} == going
+
+    @invariant()
     def every_fragment_went_once_and_in_order(self) -> None:
         for job in self.jobs:
             sent = [fragment for _, fragment in job.sent]
@@ -166,4 +185,4 @@ class Schedules(RuleBasedStateMachine):
 
 
 TestSchedules = Schedules.TestCase
-TestSchedules.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSchedules.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)

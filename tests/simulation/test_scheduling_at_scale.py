@@ -39,9 +39,14 @@ from objectcache_storage_server.simulation.measures import (
 )
 from objectcache_storage_server.simulation.mix import poisson_arrivals, rate_for, read_mix
 from objectcache_storage_server.simulation.mooncake import trace_arrivals
+from objectcache_storage_server.simulation.progress import SimulationProgress
 from objectcache_storage_server.simulation.run import FRAGMENT_S as COARSE_S
 from objectcache_storage_server.simulation.run import Outcome, SimulatedSchedule, simulate
-from tests.unit.paper_tables import COMPUTE_WINDOWS, MARGIN_GBPS, WORKLOADS
+from tests.unit.storage_server.scheduling.paper_tables import (
+    COMPUTE_WINDOWS,
+    MARGIN_GBPS,
+    WORKLOADS,
+)
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 LIMITS = AdmissionLimits(256, 256, 64, 10.0)
@@ -361,7 +366,7 @@ def test_a_terminal_is_told_in_one_line_and_a_file_in_many_what_is_being_simulat
     assert main(flags) == 0
     told = [re.sub(r"after [0-9.]+ s", "after T s", line) for line in said(capsys).splitlines()]
     assert told[:3] == [
-        "simulating 2 runs of 5 deliveries, about 1 s",
+        "simulating 2 runs of 5 deliveries",
         "1 of 2 after T s: equal, load x1",
         "2 of 2 after T s: equal, load x2",
     ]
@@ -370,6 +375,31 @@ def test_a_terminal_is_told_in_one_line_and_a_file_in_many_what_is_being_simulat
     parts = said(capsys).split("\r\x1b[K")
     assert [part.partition(" ")[0] for part in parts[1:4]] == ["simulating", "1", "2"]
     assert parts[4].endswith("/s\n")  # in a line of its own
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_is_left_is_told_from_what_has_ended_since_the_first_end(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    at = [100.0, 0]  # the time, and how many have ended
+    progress = SimulationProgress(2, 100, lambda: int(at[1]), lambda: at[0])
+    progress.begin(2)
+    for at[:] in [(101.0, 0), (105.0, 10), (106.0, 30), (107.0, 50), (107.5, 60)]:
+        progress.look()
+    progress.run_ended("equal")
+    at[:] = [109.0, 90]
+    progress.look()
+    at[:] = [112.0, 200]
+    progress.run_ended("stall_opt")
+    told = [line for line in re.split(r"\n|\r\x1b\[K", said(capsys)) if line]
+    assert told == [
+        "simulating 2 runs of 100 deliveries, 2 at once",
+        "25% after 7.0 s, about 8 s to go",  # 40 in 2 s, of 150
+        "1 of 2 after 7.5 s, about 7 s to go: equal",
+        *(["45% after 9.0 s, about 6 s to go"] if is_terminal else []),
+        "2 of 2 after 12.0 s: stall_opt",
+    ]
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -383,7 +413,11 @@ def test_runs_in_processes_of_their_own_have_the_outcomes_of_one_after_the_other
     assert main([*flags, "--json"]) == 0
     alone = capsys.readouterr().out
     monkeypatch.setattr(side_by_side, "DELIVERIES_ALONE_MAX", 0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+    def two_cores(_: int) -> set[int]:
+        return {0, 1}
+
+    monkeypatch.setattr(os, "sched_getaffinity", two_cores)
     assert main([*flags, "--json"]) == 0
     shown = capsys.readouterr()
     assert "of 20 deliveries, 2 at once" in shown.err
@@ -413,9 +447,9 @@ def test_tenants_that_are_named_have_columns_of_their_own(
 @pytest.mark.parametrize("module", ["simulation", "what_if"])
 def test_a_reader_that_leaves_ends_the_command_quietly(tmp_path: Path, module: str) -> None:
     requests = tmp_path / "requests.csv"
-    rows = "".join(f"r{number},1000,0.01,2\n" for number in range(5000))
+    rows = "".join(f"r{number},1000,0.01,2\n" for number in range(500))
     requests.write_text("name,bytes_per_layer,compute_window_s,num_layers\n" + rows)
-    loads = ",".join(["x1"] * 32)
+    loads = ",".join(["x1"] * 16)  # more rows, of both, than wait to be written
     flags = {
         "simulation": ["--requests", "2", "--load", loads],
         "what_if": ["--policy", "equal", str(requests)],

@@ -46,6 +46,15 @@ BY_ENTRY_POINT = {
         "objectcache_gateway.server",
         "objectcache_schemas.chunk_keys",
     ),
+    "objectcache_gateway.dispatch_service": (
+        "awscrt",
+        "cryptography",
+        "objectcache_gateway.admin",
+        "objectcache_gateway.server",
+        "objectcache_gateway.storage",
+        "objectcache_schemas.chunk_keys",
+        "objectcache_storage_server",
+    ),
     "objectcache_storage_server": (
         "aiohttp",
         "awscrt",
@@ -74,14 +83,24 @@ BY_ENTRY_POINT = {
         "uvloop",
     ),
 }
-ITS_PURPOSE = {"objectcache_gateway.admin": ("prometheus_client",)}  # it merges metrics
+ITS_PURPOSE = {
+    "objectcache_gateway.admin": ("prometheus_client",),  # it merges metrics
+    "objectcache_gateway.dispatch_service": ("prometheus_client",),  # it is scraped
+}
+# A process reads its own; the others' are as good as not there.
+ASSIGNMENTS = (
+    "gateway.listen=127.0.0.1:0",
+    "storage.capacity_bytes=67108864",
+    "dispatch.listen=127.0.0.1:0",
+    "dispatch.anonymous=true",
+)
 
 
 def loaded_until_ready(module: str, directory: Path) -> set[str]:
     """Names of the modules that `python -m module` imports before it says that it is ready."""
     command = ["serve"] if module == "objectcache_operations" else []
     settings = ["--data-dir", str(directory / "data")]
-    for assignment in ("gateway.listen=127.0.0.1:0", "storage.capacity_bytes=67108864"):
+    for assignment in ASSIGNMENTS:
         settings += ["--set", assignment]
     imports = directory / "imports"
     with (
@@ -136,6 +155,15 @@ def test_the_clients_names_are_loaded_when_they_are_used() -> None:
     )
     assert run.stderr == ""
     assert run.stdout == "module 'objectcache' has no attribute 'Clinet'\n"
+
+
+def test_the_dispatch_library_loads_no_server() -> None:
+    program = (
+        "import objectcache_dispatch, sys\n"
+        "assert not {'aiohttp', 'asyncio', 'objectcache_runtime', 'objectcache_gateway'}"
+        " & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_nothing_loads_cuda_until_a_gpu_is_opened() -> None:

@@ -7,7 +7,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from tests.vllm_serve.logged_process import LoggedProcess, free_port, opened, own_environment
+from tests.servers import free_port
+from tests.vllm_serve.logged_process import LoggedProcess, opened, own_environment
 
 CHUNK_TOKENS = 64
 HOST_GB = 0.5

@@ -11,17 +11,19 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from tests.servers import free_port
 from tests.vllm_serve.logged_process import (
     ANSWER_TIMEOUT_S,
     POLL_S,
     LoggedProcess,
-    free_port,
     opened,
     own_environment,
 )
@@ -70,7 +72,8 @@ class ServedVllm:
         """Start it; `wait_ready` returns when it serves. `folder` is for its files and its log."""
         folder.mkdir()
         self.served = served
-        self._url = f"http://127.0.0.1:{(port := free_port())}"
+        self._port = port = free_port()
+        self._url = f"http://127.0.0.1:{port}"
         modules = (ROOT, *self._plugin(folder))
         self._process = LoggedProcess(
             served.command(port), _environment(folder, modules, served.ranks), folder
@@ -114,7 +117,20 @@ class ServedVllm:
 
     def answer(self, prompt: Sequence[int]) -> list[int]:
         """The tokens that the model answers with, the likeliest each time."""
-        document = {
+        reply = json.loads(self._ask("/v1/completions", self._document(prompt)))
+        answer: list[int] = reply["choices"][0]["token_ids"]
+        return answer
+
+    @contextmanager
+    def asked(self, prompt: Sequence[int]) -> Iterator[None]:
+        """Asked by a client that is gone at the end of the block, whether it has its answer."""
+        with closing(HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_TIMEOUT_S)) as client:
+            body = json.dumps(self._document(prompt))
+            client.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            yield
+
+    def _document(self, prompt: Sequence[int]) -> dict[str, Any]:
+        return {
             "model": str(self.served.model),
             "prompt": list(prompt),
             "max_tokens": ANSWER_TOKENS,
@@ -122,9 +138,6 @@ class ServedVllm:
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        reply = json.loads(self._ask("/v1/completions", document))
-        answer: list[int] = reply["choices"][0]["token_ids"]
-        return answer
 
     def answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """The answers to prompts that are asked all at once."""
@@ -142,6 +155,11 @@ class ServedVllm:
     def loaded_tokens(self) -> int:
         """Tokens that vLLM took from its connector so far, by its own count."""
         return self._count("vllm:external_prefix_cache_hits_total")
+
+    @property
+    def parked_hits(self) -> int:
+        """Requests that were parked until their KV was loaded, by the connector's count."""
+        return self._count("vllm:objectcache_parked_hits_total")
 
     def _count(self, name: str) -> int:
         found = re.findall(

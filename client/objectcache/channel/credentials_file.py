@@ -10,6 +10,18 @@ from objectcache_schemas.errors import InvalidRequest
 PROFILE = "default"
 
 
+def check_not_for_all(what: str, file: Path) -> None:
+    """Raise `InvalidRequest` where everybody on this host may read a secret. A group may: systemd
+    hands credentials to a service by access lists, which show as the group's bits.
+    """
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise InvalidRequest(f"{what}: {file} cannot be read: {error}") from error
+    if mode & 0o007:
+        raise InvalidRequest(f"{what}: {file} can be read by everybody; run: chmod 600 {file}")
+
+
 def read_credentials(file: Path) -> tuple[str, str]:
     """Access key and secret of the default profile of an AWS shared-credentials file.
 

@@ -22,6 +22,8 @@ class Endpoint:
     @classmethod
     def parse(cls, url: str) -> Endpoint:
         """Parse `http://host[:port]` or `https://host[:port]`; raises `InvalidRequest`."""
+        if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidRequest(f"endpoint must be a string, got {type(url).__name__}")
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -31,6 +33,8 @@ class Endpoint:
             raise InvalidRequest(f"endpoint {url!r} must be http://host:port or https://host:port")
         if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
             raise InvalidRequest(f"endpoint {url!r} must end after the port")
+        if port == 0:
+            raise InvalidRequest(f"endpoint {url!r} must not name port 0")
         return cls(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme])
 
     @property

@@ -8,12 +8,13 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from objectcache.channel.connections import Connection, ConnectionPool
 from objectcache.channel.error_xml import ERROR_BODY_BYTES_MAX
@@ -21,10 +22,8 @@ from objectcache.channel.requests import GatewayRequest
 from objectcache.channel.responses import REPLY_BYTES_MAX, HeaderLookup, parse_error
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
 
-if TYPE_CHECKING:  # botocore takes long to import, and nobody needs it before the first client
-    from objectcache.channel.signing import Signer
-
 NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # as OpenSSL says it
+TCP_INFO_BYTES, RECEIVED_AT_BYTES = 256, 128  # of Linux's struct tcp_info: tcpi_bytes_received
 REFUSAL_TIMEOUT_S = 1.0  # an answer to a body that could not be sent is there, or never comes
 
 
@@ -55,6 +54,7 @@ class GatewayExchange:
         self._response = response
         self._lock = threading.Lock()
         self._ended = False
+        self._begun_bytes = self._came_bytes = _received_bytes(sock)
 
     def header(self, name: str) -> str | None:
         """A response header's value."""
@@ -72,6 +72,16 @@ class GatewayExchange:
         """
         with _translated("the connection broke", self._pool.url):
             return self._response.readinto(view)
+
+    @property
+    def came_bytes(self) -> int:
+        """Bytes that have come over the connection since the head, whether they were read or not,
+        as the system counts them; 0 where it does not. It grows while a long `readinto` waits.
+        """
+        with self._lock:
+            if not self._ended:
+                self._came_bytes = max(self._came_bytes, _received_bytes(self._sock))
+            return self._came_bytes - self._begun_bytes
 
     def read(self, bytes_max: int = REPLY_BYTES_MAX) -> bytes:
         """The rest of the body; raises `ObjectCacheError` when it is over `bytes_max`."""
@@ -125,6 +135,18 @@ class GatewayExchange:
         return was_ended
 
 
+def _received_bytes(sock: socket.socket) -> int:
+    """Of a connection, since it was made; 0 where the system does not say (tcp_info(7))."""
+    try:
+        said = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    except (OSError, AttributeError):  # the latter where there is no such option
+        return 0
+    if len(said) < RECEIVED_AT_BYTES + 8:
+        return 0
+    (count,) = struct.unpack_from("=Q", said, RECEIVED_AT_BYTES)
+    return int(count)
+
+
 class BodyUpload:
     """A request whose body the caller sends piece by piece; ends with `finish` or `abandon`."""
 
@@ -158,10 +180,18 @@ class BodyUpload:
             self._channel.pool.discard(self._connection)
 
 
+class RequestSigner(Protocol):
+    """Who says in whose name requests are sent."""
+
+    def signed_headers(self, request: GatewayRequest) -> dict[str, str]:
+        """All headers to send with the request."""
+        ...
+
+
 class HttpChannel:
     """Sends requests to one gateway. Thread-safe."""
 
-    def __init__(self, pool: ConnectionPool, signer: Signer, timeout_s: float) -> None:
+    def __init__(self, pool: ConnectionPool, signer: RequestSigner, timeout_s: float) -> None:
         self.pool = pool
         self._signer = signer
         self.timeout_s = timeout_s
@@ -248,7 +278,9 @@ class HttpChannel:
         ) from error
 
     def read_head(self, connection: Connection) -> GatewayExchange:
-        """Read the answer's head; raises its error, with the connection settled."""
+        """Read the answer's head; raises its error, with the connection settled. That what the
+        caller knows has not changed is none: an answer without a body.
+        """
         sock = connection.http.sock
         try:
             with _translated("no answer", self.pool.url):
@@ -263,7 +295,7 @@ class HttpChannel:
             self.pool.discard(connection)
             raise
         exchange = GatewayExchange(self.pool, connection, sock, response)
-        if response.status < 300:
+        if response.status < 300 or response.status == http.HTTPStatus.NOT_MODIFIED:
             return exchange
         try:
             body = exchange.read(ERROR_BODY_BYTES_MAX)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import secrets
 import sys
 
 from objectcache_schemas import headers
 
 _PROPAGATION = "opentelemetry.trace.propagation.tracecontext"
-
-
-def new_request_id() -> str:
-    """16 hex digits, for the servers' logs and traces as for the caller's."""
-    return secrets.token_hex(8).upper()
 
 
 def current_traceparent() -> str | None:

@@ -126,13 +126,14 @@ def get(
 
 
 def get_headers(
-    request_id: str, path: DeliveryPath | None, traceparent: str | None
+    request_id: str, path: DeliveryPath | None, traceparent: str | None, dequantise: str = ""
 ) -> dict[str, str]:
     """What a get says of itself beside its descriptor."""
     values = {
         headers.REQUEST_ID: request_id,
         headers.PATH: path.value if path else None,
         headers.TRACEPARENT: traceparent,
+        headers.DEQUANTISE: dequantise or None,
     }
     return {name: value for name, value in values.items() if value is not None}
 
@@ -158,8 +159,7 @@ def put(bucket: str, descriptor: Descriptor, payload: Sequence[memoryview]) -> G
 def put_head(bucket: str, descriptor: Descriptor) -> GatewayRequest:
     """A put whose payload follows piece by piece; it announces the whole length."""
     preamble = _put_preamble(descriptor)
-    payload_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
-    extra = {"content-length": str(len(preamble) + payload_bytes)}
+    extra = {"content-length": str(len(preamble) + descriptor.put_bytes)}
     return GatewayRequest(
         "POST", _path(bucket), headers.KV_PUT, extra, (preamble,), sign_body=False, repeatable=False
     )
@@ -170,17 +170,31 @@ def delete_object(bucket: str, key: str) -> GatewayRequest:
     return GatewayRequest("DELETE", _path(bucket, key))
 
 
-def open_session() -> GatewayRequest:
-    """Ask for a ticket to the storage server's target socket."""
-    return GatewayRequest("POST", "/", headers.KV_SESSION)
+def open_session(host_id: str, server_id: bytes | None = None) -> GatewayRequest:
+    """Ask for a ticket to the target socket of this storage server, by default of one on this host
+    where it has one.
+    """
+    extra = {headers.HOST_ID: host_id, **_of_server(server_id)}
+    return GatewayRequest("POST", "/", headers.KV_SESSION, extra)
 
 
-def join_session() -> GatewayRequest:
-    """Begin a session through the gateway, over a WebSocket."""
-    return GatewayRequest("GET", "/", headers.KV_SESSION)
+def join_session(server_id: bytes | None = None) -> GatewayRequest:
+    """Begin a session through the gateway, over a WebSocket, with this storage server or any."""
+    return GatewayRequest("GET", "/", headers.KV_SESSION, _of_server(server_id))
+
+
+def list_servers() -> GatewayRequest:
+    """Ask which storage servers there are."""
+    return GatewayRequest("GET", "/", headers.KV_SERVERS)
+
+
+def _of_server(server_id: bytes | None) -> dict[str, str]:
+    return {} if server_id is None else {headers.SERVER_ID: server_id.hex()}
 
 
 def _path(bucket: str, key: str | None = None) -> str:
+    if not isinstance(bucket, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRequest(f"bucket must be a string, got {type(bucket).__name__}")
     if not bucket or "/" in bucket:
         raise InvalidRequest(f"bucket {bucket!r} is no bucket name", code="InvalidBucketName")
     try:

@@ -21,6 +21,7 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
 )
 from objectcache_schemas.messages.sessions import GetBegun
+from objectcache_schemas.operators.admin_api import Problem
 
 T = TypeVar("T")
 HeaderLookup = Callable[[str], str | None]
@@ -60,6 +61,20 @@ class SessionReply(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: float
 
 
+class ListedServer(msgspec.Struct, frozen=True, kw_only=True):
+    """One storage server. Its id begins the ids of its targets."""
+
+    server_id: bytes
+    host_id: str  # boot id of its host
+
+
+class KvServersReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to the question which storage servers there are."""
+
+    v: int
+    servers: list[ListedServer]
+
+
 @dataclass(frozen=True, slots=True)
 class DeliveryHead:
     """Response headers of an accepted get."""
@@ -70,6 +85,8 @@ class DeliveryHead:
     rate_bytes_per_s: int | None = None
     path: str | None = None  # None, here and below: the server does not say
     window_source: str | None = None
+    content: str | None = None  # a digest of its objects' ETags
+    directory_bytes: int = 0  # before the first layer of an encoded payload; 0: it is plain
 
     def shape(self, descriptor: Descriptor) -> PayloadShape:
         """Where each layer's bytes are in the payload."""
@@ -91,6 +108,8 @@ def parse_error(
     say), become the class that fits the status.
     """
     fields = parse_error_fields(body)
+    if not fields and header(headers.ADMIN_API) is None:
+        fields = _problem_fields(body)
     code, message = fields.get("Code", ""), fields.get("Message", "")
     if code not in ERRORS:
         told = ": ".join(part for part in (code, message) if part)
@@ -107,6 +126,15 @@ def parse_error(
         retry_after_s=_number(header("retry-after")),
     )
     return error
+
+
+def _problem_fields(body: bytes) -> dict[str, str]:
+    """The same of an answer in JSON, as the dispatch service's are."""
+    try:
+        problem = msgspec.json.decode(body, type=Problem)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    return {"Code": problem.code, "Message": problem.message}
 
 
 def _who_answered(header: HeaderLookup, url: str) -> str:
@@ -135,12 +163,20 @@ def parse_match(body: bytes, chunk_count: int) -> int:
     return matched
 
 
-def parse_delivery_head(header: HeaderLookup, descriptor: Descriptor) -> DeliveryHead:
-    """Headers of an accepted get; raises `ObjectCacheError` where they contradict the request."""
+def parse_delivery_head(
+    header: HeaderLookup, descriptor: Descriptor, slice_bytes: int | None = None
+) -> DeliveryHead:
+    """Headers of an accepted get; raises `ObjectCacheError` where they contradict the request.
+
+    Slices land in `slice_bytes`, which are the descriptor's where nobody dequantises on the way.
+    """
     chunk_count = _whole_number(header(headers.CHUNK_COUNT))
     layer_bytes = _whole_number(header(headers.LAYER_BYTES))
+    directory_bytes = _whole_number(header(headers.DIRECTORY_BYTES)) or 0
     mode, chunk_count = _agreed(header(headers.DELIVERY), chunk_count, descriptor)
-    if layer_bytes not in (None, chunk_count * descriptor.per_layer_chunk_bytes):
+    _check_directory(directory_bytes, mode, chunk_count, descriptor)
+    slices_bytes = chunk_count * (slice_bytes or descriptor.per_layer_chunk_bytes)
+    if not directory_bytes and layer_bytes not in (None, slices_bytes):
         raise ObjectCacheError(
             f"the server sent {headers.LAYER_BYTES}: {layer_bytes} for {chunk_count} chunks"
         )
@@ -152,12 +188,15 @@ def parse_delivery_head(header: HeaderLookup, descriptor: Descriptor) -> Deliver
         _whole_number(header(headers.RATE)),
         header(headers.PATH),
         header(headers.WINDOW_SOURCE),
+        header(headers.CONTENT),
+        directory_bytes,
     )
 
 
 def head_of_session_get(begun: GetBegun, descriptor: Descriptor, request_id: str) -> DeliveryHead:
     """The same of a get that a session has asked for."""
     mode, chunk_count = _agreed(begun.delivery, begun.chunk_count, descriptor)
+    _check_directory(begun.directory_bytes, mode, chunk_count, descriptor)
     source = begun.window_source
     return DeliveryHead(
         mode,
@@ -166,7 +205,20 @@ def head_of_session_get(begun: GetBegun, descriptor: Descriptor, request_id: str
         begun.rate_bytes_per_s,
         begun.path or None,
         None if source == WindowSource.NONE.value else source,
+        begun.content or None,
+        begun.directory_bytes,
     )
+
+
+def _check_directory(
+    directory_bytes: int, mode: DeliveryMode, chunk_count: int, descriptor: Descriptor
+) -> None:
+    """An encoded payload is one that was asked for, and is shorter than the plain one."""
+    if directory_bytes == 0:
+        return
+    is_asked = bool(descriptor.encodings) and mode is DeliveryMode.LAYERWISE
+    if not is_asked or not 0 < directory_bytes < descriptor.payload_bytes(chunk_count):
+        raise ObjectCacheError(f"the server sent {headers.DIRECTORY_BYTES}: {directory_bytes}")
 
 
 def _agreed(

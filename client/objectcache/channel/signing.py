@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from botocore.auth import S3SigV4Auth
@@ -39,15 +40,19 @@ class Signer:
         region: str,
         access_key: Callable[[], SigningKey],
         service: str = "s3",
+        *,
+        always: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`always` are headers of every request."""
         self._endpoint = endpoint
         self._region = region
         self._access_key = access_key
         self._service = service
+        self._always = always
 
     def signed_headers(self, request: GatewayRequest) -> dict[str, str]:
         """All headers to send with the request, the signature's among them."""
-        to_sign = {**request.headers, "host": self._endpoint.host_header}
+        to_sign = {**self._always, **request.headers, "host": self._endpoint.host_header}
         rewritten = {name: to_sign.pop(name) for name in REWRITTEN_HEADERS if name in to_sign}
         aws_request: Any = AWSRequest(
             request.method, self._endpoint.url + request.target, headers=to_sign

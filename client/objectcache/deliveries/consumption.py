@@ -159,6 +159,14 @@ class ConsumptionReports:
                 layer = operator.index(layer)  # a numpy integer would not go over the wire
                 self._pass_on(self._meter.told(layer, compute_s, ready_s, time.monotonic()))
 
+    def pass_on(self, consumption: Consumption) -> None:
+        """Tell what somebody else has measured, to whom this process sends the layers on. From then
+        on nothing is deduced here.
+        """
+        with self._lock:
+            self._meter.report_explicitly()
+            self._tell(consumption)
+
     def close(self) -> None:
         """The delivery was closed. Repeating has no effect."""
         with self._lock:

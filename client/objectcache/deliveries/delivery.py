@@ -9,10 +9,15 @@ from objectcache.arguments import checked_compute_s
 from objectcache.channel.responses import DeliveryHead
 from objectcache.deliveries.consumption import ConsumptionReports, no_reports
 from objectcache.deliveries.delivery_facts import DeliveryFacts
+from objectcache.deliveries.encoded.delivery_watch import DeliveryWatch
+from objectcache.deliveries.encoded.layer_views import LayerViews, PlainLayers
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.deliveries.receivers import LayerReceiver
 from objectcache.landing.targets import Target
 from objectcache.payload import Bytes, PayloadShape
+from objectcache.routes.taken_route import TakenRoute, only_direct
+from objectcache_encodings.payload_directory import PayloadDirectory
+from objectcache_schemas.errors import DamagedData, DeliveryFailed
 
 CLOSE_TIMEOUT_S = 5.0  # for threads and servers that are about to end anyway
 
@@ -42,16 +47,21 @@ class Delivery(DeliveryFacts):
         target: Target | None = None,
         reports: ConsumptionReports | None = None,
         owner: object = None,
+        route: TakenRoute | None = None,
+        layers: LayerViews | None = None,
+        watch: DeliveryWatch | None = None,
     ) -> None:
         """`owner` is kept alive with the delivery. Without a receiver everything is there; without
-        a head no server was asked.
+        a head no server was asked. Without `layers` they are the plain ones in `memory`. `watch` is
+        told how it went.
         """
-        super().__init__(progress, shape, head, transport)
-        self._payload = shape.payload(memory)
+        layers = layers or PlainLayers(shape, memory)
+        super().__init__(progress, shape, head, transport, route or only_direct(), layers)
         self._receiver = receiver
         self._target = target
         self._owner = owner
         self._reports = reports or no_reports(progress)
+        self._watch = watch
 
     @property
     def progress(self) -> LayerProgress:
@@ -70,12 +80,14 @@ class Delivery(DeliveryFacts):
         Raises `InvalidRequest` for a layer that was not asked for. Raises `DeliveryFailed`
         (`details.layer` is the first that did not arrive) when the delivery ended early or, with
         the delivery going on, after `timeout_s`. Without one the fetch's timeout bounds the time in
-        which nothing arrives.
+        which nothing arrives. A layer that came encoded is decoded here, in the calling thread, the
+        first time that it is asked for; `DeliveryFailed` names the chunk in which it is damaged.
         """
         self.wait_begins(layer)
         self._progress.wait(layer, timeout_s)
+        view = self.ready_layer(layer)
         self.wait_ended(layer)
-        return self.ready_layer(layer)
+        return view
 
     def wait_begins(self, layer: int) -> None:
         """Note that the engine wants a layer; for event loops, as `progress` is.
@@ -84,23 +96,47 @@ class Delivery(DeliveryFacts):
         """
         self._progress.check(layer)
         self._reports.wait_begins(layer)
+        if self._watch is not None:
+            self._watch.wait_begins()
 
     def wait_ended(self, layer: int) -> None:
         """Note that the engine was given a layer."""
         self._reports.wait_ended(layer)
+        if self._watch is not None:
+            self._watch.wait_ended()
 
     def ready_layer(self, layer: int) -> Bytes:
-        """The view of a layer that is known to be usable."""
-        view: Bytes = self._payload[layer - self._shape.first_layer]
-        return view
+        """The view of a layer, which may be looked into once it is known to be usable: then it is
+        decoded here, where it came encoded. Raises `DeliveryFailed` where it cannot be.
+        """
+        return self._layers.layer(layer, layer < self._progress.ready_end)
 
     def wait(self, timeout_s: float | None = None) -> Bytes:
         """Wait for all layers: uint8[layers, chunk_count, per_layer_chunk_bytes].
 
-        A strided view when chunkwise. Raises as `wait_layer` does.
+        A strided view when chunkwise. Raises as `wait_layer` does. Where the layers land in shared
+        memory, the server need not announce those before the last: this process is seldom woken.
         """
-        self.wait_layer(self._shape.end_layer - 1, timeout_s)
-        return self._payload
+        last = self._shape.end_layer - 1
+        self.wait_begins(last)
+        self._progress.wait(last, timeout_s)
+        whole = self._layers.whole()
+        self.wait_ended(last)
+        return whole
+
+    def wait_directory(self, timeout_s: float | None = None) -> PayloadDirectory | None:
+        """Wait for the directory of an encoded payload, which comes with the first layer; None of a
+        plain one, at once. Raises as `wait_layer` does.
+        """
+        wire = self._layers.wire
+        if wire is None:
+            return None
+        self._progress.wait(self._shape.first_layer, timeout_s)
+        try:
+            return wire.directory
+        except DamagedData as error:
+            first = self._shape.first_layer
+            raise DeliveryFailed(f"layer {first}: {error.message}", layer=first) from error
 
     def consumed(self, layer: int, compute_s: float | None = None) -> None:
         """Say that the engine is through with the layers up to this one; from any thread.
@@ -131,6 +167,10 @@ class Delivery(DeliveryFacts):
         Repeating has no effect. Layers that were usable stay so.
         """
         self._reports.close()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.closed(self, self._layers.decode_s)
+        self._layers.close()
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from objectcache.channel.responses import DeliveryHead
+from objectcache.deliveries.encoded.layer_views import LayerViews
 from objectcache.deliveries.layer_progress import LayerProgress
 from objectcache.payload import PayloadShape
+from objectcache.routes.taken_route import TakenRoute
 
 
 class DeliveryFacts:
@@ -16,11 +18,32 @@ class DeliveryFacts:
         shape: PayloadShape,
         head: DeliveryHead | None,
         transport: str,
+        route: TakenRoute,
+        layers: LayerViews,
     ) -> None:
         self._progress = progress
         self._shape = shape
         self._head = head
         self.transport = transport
+        self._route = route
+        self._layers = layers
+
+    @property
+    def head(self) -> DeliveryHead | None:
+        """What was answered; None where nobody was asked."""
+        return self._head
+
+    @property
+    def route(self) -> str:
+        """Over whose storage NIC the layers come now: `direct`, `relay:NODE`, or
+        `split:direct=N,relay:NODE=M` with the chunks of each.
+        """
+        return self._route.word
+
+    @property
+    def route_reason(self) -> str:
+        """Why this route, in words for people; where one failed, what became of it."""
+        return self._route.reason
 
     @property
     def request_id(self) -> str:
@@ -51,6 +74,13 @@ class DeliveryFacts:
         return self._head.window_source if self._head else None
 
     @property
+    def content(self) -> str | None:
+        """A digest of the objects' ETags: layers of two deliveries go together where they have the
+        same. None: the server does not say.
+        """
+        return self._head.content if self._head else None
+
+    @property
     def chunk_count(self) -> int:
         """Chunks delivered; fewer than asked only with `on_missing="truncate"`."""
         return self._shape.chunk_count
@@ -66,13 +96,35 @@ class DeliveryFacts:
         return self._shape.mode.value
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether the payload comes encoded, in part at least."""
+        return self._layers.wire is not None
+
+    @property
+    def delivered_bytes(self) -> int:
+        """Bytes of all layers, decoded, and dequantised where they are lossy."""
+        return self._shape.payload_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all layers as their chunks have them: decoded, not dequantised."""
+        return self._layers.stored_bytes
+
+    @property
+    def wire_bytes(self) -> int | None:
+        """Bytes of the payload as it is sent; None of an encoded one before its first layer was
+        looked at.
+        """
+        return self._layers.wire_bytes
+
+    @property
     def layers(self) -> range:
         """The layers of the delivery."""
         return range(self._shape.first_layer, self._shape.end_layer)
 
     @property
     def arrivals_s(self) -> tuple[float | None, ...]:
-        """For each layer of `layers`, seconds from the fetch call until it was usable; None until
-        then.
+        """For each layer of `layers`, seconds from the fetch call until it was known to be usable;
+        None until then. Layers before one that is waited for may be heard of together with it.
         """
         return tuple(self._progress.arrivals_s)

@@ -21,7 +21,7 @@ from objectcache_schemas.limits import MIB
 from objectcache_schemas.messages.sessions import GetEnded
 
 logger = logging.getLogger("objectcache.deliveries.receivers")
-PIECE_BYTES_MAX = 8 * MIB  # between two looks at whether the delivery was closed
+PIECE_BYTES_MAX = MIB  # between two looks at whether the delivery was closed, or is silent
 
 
 class LayerReceiver(ABC):
@@ -62,6 +62,7 @@ class ExchangeReceiver(LayerReceiver):
         super().__init__(landing, progress)
         self._exchange = exchange
         self._cancelled = False
+        progress.count_by(lambda: exchange.came_bytes)
 
     def start(self, threads: ThreadReserve) -> None:
         threads.start(self.run)
@@ -103,21 +104,29 @@ class BodyReceiver(ExchangeReceiver):
         landing: Landing,
         progress: LayerProgress,
         shape: PayloadShape,
+        offset_bytes: int = 0,
+        row_bytes: int | None = None,
     ) -> None:
+        """The first layer lands at `offset_bytes`, each one `row_bytes` after the one before it: by
+        default they lie side by side. A chunkwise payload lies in one piece.
+        """
         super().__init__(exchange, landing, progress)
         self._shape = shape
+        self._offset_bytes = offset_bytes
+        self._row_bytes = shape.layer_bytes if row_bytes is None else row_bytes
         self._received_bytes = 0
 
     def _receive(self) -> None:
         total_bytes = self._shape.payload_bytes
-        view = self._landing.array.data[:total_bytes]
+        view = self._landing.array.data
         layer_bytes = self._shape.layer_bytes
         while self._received_bytes < total_bytes and not self._cancelled:
-            start = self._received_bytes
-            layer_end = start + layer_bytes - start % layer_bytes
-            wanted = view[start : min(layer_end, start + PIECE_BYTES_MAX)]
+            layer, within_bytes = divmod(self._received_bytes, layer_bytes)
+            start = self._offset_bytes + layer * self._row_bytes + within_bytes
+            wanted = view[start : start + min(layer_bytes - within_bytes, PIECE_BYTES_MAX)]
             count = self._exchange.readinto(wanted)
             self._received_bytes += count
+            self._progress.stir()
             self._progress.advance(self._shape.layers_within(self._received_bytes))
             if count < len(wanted):
                 missing_bytes = total_bytes - self._received_bytes

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterable
+from typing import Literal, Self
 
 from objectcache.deliveries.delivery import Delivery
-from objectcache.gpu.device import Device, Direction, Lane, Mark
+from objectcache.gpu.device import Device, Direction, Lane, Mark, Way
 from objectcache.gpu.layer_load import LayerLoad, Places
 from objectcache.gpu.line import Job, Line, LineSettings
+from objectcache.gpu.links.checked_links import CheckedLinks
+from objectcache.gpu.links.linked_device import LinkedDevice
 from objectcache.gpu.page_locked_memory import PageLockedMemory
 from objectcache.gpu.pieces import Pieces
+from objectcache.gpu.plain_device import PlainDevice
 from objectcache.landing.memory_file import MemoryFile
 from objectcache.landing.targets import SharedMemoryTarget
+from objectcache_schemas.errors import InvalidRequest
+
+# Over several links a line hands on whole layers, which the links cut, so many at once.
+_WHOLE = 1 << 62
+LAYERS_AT_ONCE = 4
+_BY_LINKS = LineSettings(Way.EACH, _WHOLE, LAYERS_AT_ONCE, _WHOLE)
 
 
 class BlockSave(Job):
@@ -83,6 +93,18 @@ class BlockSave(Job):
             self._queued.notify_all()
 
 
+def wait_for_all(saves: Iterable[BlockSave]) -> None:
+    """Sleep until nothing of them is on its way. Raises what has failed first, if anything has."""
+    failures: list[Exception] = []
+    for save in saves:
+        try:
+            save.wait()
+        except Exception as error:  # raised when the others have ended, too
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
 class Copier:
     """Loads into and saves out of one device, each with a thread and streams of their own."""
 
@@ -92,12 +114,47 @@ class Copier:
         *,
         loads: LineSettings | None = None,
         saves: LineSettings | None = None,
+        links: Literal["host", "direct"] | CheckedLinks = "direct",
     ) -> None:
-        """Raises `InvalidRequest` for a way that the device has not, and `Unavailable`."""
+        """`links` is what is copied over: "direct", the device's own link by `loads` and `saves`;
+        several, those of `checked_links` with its own (MMA, section 3.4), which take of these two
+        the ways of copying alone; "host", plain copies of memory that is not page-locked, as
+        without a copier.
+
+        Raises `InvalidRequest` for a way that the device has not and links of another device, and
+        `Unavailable`.
+        """
         self.device = device
-        self.page_locked = PageLockedMemory(device)
-        self._loads = Line(device, Direction.LOAD, loads or LineSettings.best_of(device))
-        self._saves = Line(device, Direction.SAVE, saves or LineSettings.best_of(device))
+        self.links = links
+        self._ends = contextlib.ExitStack()
+        with contextlib.ExitStack() as ends:
+            beneath = PlainDevice(device) if links == "host" else device
+            self.page_locked = PageLockedMemory(beneath)
+            ends.callback(self.page_locked.close)
+            self._saves = self._line(ends, beneath, Direction.SAVE, saves)
+            self._loads = self._line(ends, beneath, Direction.LOAD, loads)
+            self._ends = ends.pop_all()
+
+    def _line(
+        self,
+        ends: contextlib.ExitStack,
+        beneath: Device,
+        direction: Direction,
+        settings: LineSettings | None,
+    ) -> Line:
+        links = self.links
+        if isinstance(links, CheckedLinks):
+            if links.device is not self.device:
+                raise InvalidRequest(f"the links are of {links.device!r}, not of {self.device!r}")
+            ways = settings or LineSettings.best_of(self.device)
+            copies = links.copies(direction, links.rates[direction], ways)
+            ends.callback(copies.close)
+            beneath, settings = LinkedDevice(beneath, copies), _BY_LINKS
+        elif settings is None or links == "host":
+            settings = LineSettings.best_of(beneath)
+        line = Line(beneath, direction, settings)
+        ends.callback(line.close)
+        return line
 
     def lock_pages(self, target: SharedMemoryTarget) -> None:
         """Let the device reach a target's memory, for as long as there is one. Raises
@@ -105,14 +162,25 @@ class Copier:
         """
         self.page_locked.lock_pages(target.file)
 
-    def load(self, delivery: Delivery, places: Places, stream: int | None = None) -> LayerLoad:
+    def load(
+        self,
+        delivery: Delivery,
+        places: Places,
+        stream: int | None = None,
+        *,
+        ahead: int | None = None,
+    ) -> LayerLoad:
         """Copy a delivery's layers to where `places(layer, slices)` says, as they arrive.
 
         `slices` is uint8[chunk_count, slice_bytes], in memory that is page-locked. `places` is
-        called in another thread. The first copy comes behind what is queued on `stream` now.
+        called in another thread. The first copy comes behind what is queued on `stream` now. With
+        `ahead` no more layers than that are on the device at once: each is followed by another when
+        it is released (`LayerLoad.release`), so that so many places serve all of them.
         """
         behind = None if stream is None else self.device.mark(stream)
-        load = LayerLoad(self._loads, self.device, self.page_locked, delivery, places, behind)
+        load = LayerLoad(
+            self._loads, self._loads.device, self.page_locked, delivery, places, behind, ahead
+        )
         self._loads.add(load)
         return load
 
@@ -124,25 +192,18 @@ class Copier:
         """
         parts = self.page_locked.by_file(pieces)
         behind = None if stream is None else self.device.mark(stream)
-        save = BlockSave(self._saves, self.device, parts, behind)
+        save = BlockSave(self._saves, self._saves.device, parts, behind)
         self._saves.add(save)
         return save
 
     def close(self) -> None:
         """End the threads, and unlock all memory. Loads and saves under way fail."""
-        self._loads.close()
-        self._saves.close()
-        self.page_locked.close()
+        self._ends.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from objectcache.gpu.device import (
     StreamHold,
     Way,
 )
+from objectcache.gpu.host_nodes import HostNodes, put_on_node
 from objectcache.gpu.pieces import Numbers, Pieces
 from objectcache_schemas.errors import Unavailable
 
@@ -50,11 +51,15 @@ class CudaDevice(Device):
         self.number = number
         if number >= (count := self.cuda.device_count()):
             raise Unavailable(f"no CUDA device {number}, there are {count}")
+        self.place = self.cuda.pci_address(number).lower()
+        self.node = HostNodes().node_of_pci(self.place)
         self.kernel = 0
         before = self.cuda.current_device()
         try:
             self.enter_thread()
             self.ways = self._ways()
+            ways = ", ".join(sorted(way.value for way in self.ways))
+            self.kind = f"{self.cuda.name(number)}, CUDA {self.cuda.version}, {ways}"
         finally:
             if before != number:
                 self.cuda.call("cudaSetDevice", before)
@@ -80,6 +85,8 @@ class CudaDevice(Device):
         self.cuda.call("cudaFree", None)  # makes the device's context
 
     def lock_pages(self, address: int, length_bytes: int) -> None:
+        if self.node is not None:  # page-locked pages stay where they are
+            put_on_node(address, length_bytes, self.node)
         self.cuda.call("cudaHostRegister", address, length_bytes, _MAPPED_EVERYWHERE)
 
     def unlock_pages(self, address: int) -> None:
@@ -87,6 +94,12 @@ class CudaDevice(Device):
 
     def lane(self, task_bytes_max: int, pieces_max: int, beside: Lane | None = None) -> Lane:
         return _CudaLane(self, task_bytes_max, pieces_max, beside)
+
+    def relay(self, target: Device, task_bytes_max: int, pieces_max: int) -> Lane:
+        if not isinstance(target, CudaDevice):
+            raise Unavailable(f"{self!r} cannot reach {target!r}")
+        self.cuda.reach_peer(self.number, target.number)
+        return _CudaRelayLane(self, task_bytes_max, pieces_max, target.number)
 
     def mark(self, stream: int) -> Mark:
         mark = _CudaMark(self.cuda)
@@ -127,8 +140,7 @@ class CudaDevice(Device):
         return data.raw
 
     def __repr__(self) -> str:
-        ways = ", ".join(sorted(way.value for way in self.ways))
-        return f"<CudaDevice {self.number}, CUDA {self.cuda.version}, {ways}>"
+        return f"<CudaDevice {self.number} at {self.place}, {self.kind}>"
 
 
 class _CudaMark(Mark):
@@ -206,16 +218,20 @@ class _CudaLane(Lane):
             self._buffer = self._cuda.created("cudaMalloc", self._task_bytes_max)
         sizes = task.sizes_bytes
         in_buffer = np.uint64(self._buffer) + np.cumsum(sizes) - sizes
-        pieces = Pieces(in_buffer, task.device, sizes).joined().split(KERNEL_PIECE_BYTES)
-        ends = _ordered(pieces, direction)
+        pieces = Pieces(in_buffer, task.device, sizes).joined()
         if direction is Direction.SAVE:
-            self._run_kernel(*ends, pieces.sizes_bytes)
+            self._between(pieces, direction)
         for host, offset, size in task.host_runs():
             places = (self._buffer + offset, host)
             target, source = places if direction is Direction.LOAD else places[::-1]
             self._cuda.call("cudaMemcpyAsync", target, source, size, kind, self.stream)
         if direction is Direction.LOAD:
-            self._run_kernel(*ends, pieces.sizes_bytes)
+            self._between(pieces, direction)
+
+    def _between(self, pieces: Pieces, direction: Direction) -> None:
+        """Between the buffer and where the pieces lie."""
+        pieces = pieces.split(KERNEL_PIECE_BYTES)
+        self._run_kernel(*_ordered(pieces, direction), pieces.sizes_bytes)
 
     def _run_kernel(self, sources: Numbers, targets: Numbers, sizes: Numbers) -> None:
         assert len(sizes) <= self._rows_max
@@ -246,6 +262,25 @@ class _CudaLane(Lane):
         if self._buffer:
             self._cuda.call("cudaFree", self._buffer)
         self._cuda.call("cudaFreeHost", self._table)
+
+
+class _CudaRelayLane(_CudaLane):
+    """By copy engines alone: over this device's link, and between the two devices."""
+
+    def __init__(
+        self, device: CudaDevice, task_bytes_max: int, pieces_max: int, target: int
+    ) -> None:
+        super().__init__(device, task_bytes_max, pieces_max, None)
+        self._target = target
+
+    def copy(self, task: Pieces, direction: Direction, way: Way) -> None:
+        super().copy(task, direction, Way.STAGED)
+
+    def _between(self, pieces: Pieces, direction: Direction) -> None:
+        for buffer, device, size in pieces.triples():
+            ends = [(device, self._target), (buffer, self._device.number)]
+            target, source = ends if direction is Direction.LOAD else ends[::-1]
+            self._cuda.call("cudaMemcpyPeerAsync", *target, *source, size, self.stream)
 
 
 class _CudaStreamHold(StreamHold):

@@ -13,6 +13,7 @@ from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint,
 from pathlib import Path
 from typing import Any
 
+from objectcache.gpu.device import DeviceFailed
 from objectcache_schemas.errors import Unavailable
 
 HOST_REGISTER_PORTABLE = 1
@@ -27,10 +28,14 @@ BATCH_SOURCE_IN_STREAM_ORDER = 1
 BATCH_SOURCE_IN_ANY_ORDER = 3
 BATCH_BESIDE_COMPUTING = 1  # cudaMemcpyFlagPreferOverlapWithCompute
 KERNELS_USE_HOST_ADDRESSES = 91  # cudaDevAttrCanUseHostPointerForRegisteredMem
+_PEER_ALREADY_ENABLED = 704
+_PCI_ADDRESS_BYTES = 32
 _COMPUTE_CAPABILITY_MAJOR = 75
 _COMPUTE_CAPABILITY_MINOR = 76
 _BATCHED_SINCE = 12080
 _BATCHED_WITHOUT_INDEX_SINCE = 13000  # of the piece that failed
+
+_NAME_BYTES = 256
 
 _POINTERS = POINTER(c_void_p)
 # name: argument types; all return an int
@@ -38,6 +43,7 @@ _RUNTIME: dict[str, list[Any]] = {
     "cudaRuntimeGetVersion": [POINTER(c_int)],
     "cudaGetDeviceCount": [POINTER(c_int)],
     "cudaDeviceGetAttribute": [POINTER(c_int), c_int, c_int],
+    "cudaDeviceGetPCIBusId": [c_char_p, c_int, c_int],
     "cudaGetDevice": [POINTER(c_int)],
     "cudaSetDevice": [c_int],
     "cudaFree": [c_void_p],
@@ -51,6 +57,10 @@ _RUNTIME: dict[str, list[Any]] = {
     "cudaMemcpy2DAsync": [
         *(c_void_p, c_size_t, c_void_p, c_size_t, c_size_t, c_size_t, c_int, c_void_p)
     ],
+    "cudaDeviceCanAccessPeer": [POINTER(c_int), c_int, c_int],
+    "cudaDeviceEnablePeerAccess": [c_int, c_uint],
+    "cudaMemcpyPeerAsync": [c_void_p, c_int, c_void_p, c_int, c_size_t, c_void_p],
+    "cudaGetLastError": [],
     "cudaStreamCreateWithFlags": [_POINTERS, c_uint],
     "cudaStreamDestroy": [c_void_p],
     "cudaStreamSynchronize": [c_void_p],
@@ -61,6 +71,8 @@ _RUNTIME: dict[str, list[Any]] = {
     "cudaEventDestroy": [c_void_p],
 }
 _DRIVER: dict[str, list[Any]] = {
+    "cuDeviceGet": [POINTER(c_int), c_int],
+    "cuDeviceGetName": [c_char_p, c_int, c_int],
     "cuModuleLoadData": [_POINTERS, c_char_p],
     "cuModuleGetFunction": [_POINTERS, c_void_p, c_char_p],
     "cuLaunchKernel": [c_void_p, *([c_uint] * 7), c_void_p, _POINTERS, _POINTERS],
@@ -105,12 +117,12 @@ class CudaLibrary:
     def call(self, name: str, *arguments: Any) -> None:
         """Call the runtime."""
         if code := self._runtime.functions[name](*arguments):
-            raise Unavailable(f"{name}: CUDA error {code}")
+            raise DeviceFailed(f"{name}: CUDA error {code}")
 
     def drive(self, name: str, *arguments: Any) -> None:
         """Call the driver."""
         if code := self._driver.functions[name](*arguments):
-            raise Unavailable(f"{name}: CUDA driver error {code}")
+            raise DeviceFailed(f"{name}: CUDA driver error {code}")
 
     def device_count(self) -> int:
         """Devices that there are."""
@@ -118,11 +130,40 @@ class CudaLibrary:
         self.call("cudaGetDeviceCount", byref(count))
         return count.value
 
+    def pci_address(self, device: int) -> str:
+        """Of a device: "0000:1B:00.0"."""
+        address = ctypes.create_string_buffer(_PCI_ADDRESS_BYTES)
+        self.call("cudaDeviceGetPCIBusId", address, len(address), device)
+        return address.value.decode()
+
+    def name(self, device: int) -> str:
+        """Of what a device is: "NVIDIA H100 80GB HBM3". The device has a context."""
+        handle, name = c_int(), ctypes.create_string_buffer(_NAME_BYTES)
+        self.drive("cuDeviceGet", byref(handle), device)
+        self.drive("cuDeviceGetName", name, len(name), handle)
+        return name.value.decode(errors="replace")
+
     def current_device(self) -> int:
         """The calling thread's."""
         number = c_int()
         self.call("cudaGetDevice", byref(number))
         return number.value
+
+    def reach_peer(self, device: int, peer: int) -> None:
+        """Let a device, which is the current one, reach another's memory over NVLink or PCIe. A
+        device reaches itself. Raises `Unavailable` where the two are no peers.
+        """
+        if device == peer:
+            return
+        can = c_int()
+        self.call("cudaDeviceCanAccessPeer", byref(can), device, peer)
+        if not can.value:
+            raise Unavailable(f"CUDA device {device} cannot reach device {peer} as a peer")
+        code = self._runtime.functions["cudaDeviceEnablePeerAccess"](peer, 0)
+        if code == _PEER_ALREADY_ENABLED:
+            self._runtime.functions["cudaGetLastError"]()  # which the next launch would report
+        elif code:
+            raise Unavailable(f"cudaDeviceEnablePeerAccess: CUDA error {code}")
 
     def created(self, name: str, *arguments: Any) -> int:
         """The handle or address that a call of the runtime makes."""

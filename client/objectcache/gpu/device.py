@@ -9,8 +9,17 @@ import enum
 from abc import ABC, abstractmethod
 
 from objectcache.gpu.pieces import Pieces
+from objectcache_schemas.errors import Unavailable
 
 KERNEL_PIECE_BYTES = 32 << 10  # a block of threads copies so much at a time
+
+
+class DeviceFailed(Unavailable):
+    """A device has failed, or a link to it. It says nothing of the store."""
+
+
+class CopyFailed(DeviceFailed):
+    """What was on a link failed with it, and is on its way no more; other copies go on."""
 
 
 class Direction(enum.Enum):
@@ -42,6 +51,12 @@ class Mark(ABC):
     def wait(self) -> None:
         """Sleep until then. Raises `Unavailable` where the device has failed."""
 
+    def wait_on_way(self, timeout_s: float | None = None) -> bool:
+        """Sleep until nothing is missing for it but what devices do by themselves, so that nobody
+        sleeps in `Device.hold`; False where that took too long. Raises as `wait` does.
+        """
+        return True
+
 
 class Lane(ABC):
     """A stream of the copier's own, and what one micro-task needs beside it. For one thread at a
@@ -49,6 +64,7 @@ class Lane(ABC):
     """
 
     stream: int
+    due: int = 0  # how soon what is copied next is needed, lower first: where lanes share links
 
     @abstractmethod
     def copy(self, task: Pieces, direction: Direction, way: Way) -> None:
@@ -64,7 +80,10 @@ class Lane(ABC):
 
     @abstractmethod
     def wait_idle(self) -> None:
-        """Sleep until everything is done that was copied here. Raises `Unavailable`."""
+        """Sleep until everything is done that was copied here, or until nothing of it is on its
+        way: `CopyFailed` then, after which the lane may be used. Raises `Unavailable` where the
+        device has failed.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -97,6 +116,9 @@ class Device(ABC):
     """Memory that host memory is copied into and out of. Thread-safe."""
 
     ways: frozenset[Way]  # that work here
+    place: str  # in this machine, whatever number a process has it by: of a GPU its PCI address
+    kind: str  # what it is, and by what it is reached: copies of others are as quick
+    node: int | None = None  # of the host (NUMA), which it is nearest to, as far as that is known
 
     @abstractmethod
     def enter_thread(self) -> None:
@@ -114,6 +136,13 @@ class Device(ABC):
     def lane(self, task_bytes_max: int, pieces_max: int, beside: Lane | None = None) -> Lane:
         """A lane for micro-tasks of at most so much, with a stream of its own or the stream of
         `beside`, which is closed after it. Raises `Unavailable`.
+        """
+
+    @abstractmethod
+    def relay(self, target: Device, task_bytes_max: int, pieces_max: int) -> Lane:
+        """A lane between host memory and `target` over this device's link, through a buffer of
+        this device's own; a task may have several pieces, and is copied in whatever way is asked
+        for by calls for each. Raises `Unavailable` where this device cannot reach that one.
         """
 
     @abstractmethod

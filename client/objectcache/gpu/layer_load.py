@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from objectcache.deliveries.delivery import Delivery
-from objectcache.gpu.device import Device, Lane, Mark, StreamHold
+from objectcache.gpu.device import Device, DeviceFailed, Lane, Mark, StreamHold
 from objectcache.gpu.line import Job, Line
 from objectcache.gpu.page_locked_memory import PageLockedMemory
 from objectcache.gpu.pieces import Pieces
@@ -22,6 +22,20 @@ from objectcache_schemas.errors import (
 )
 
 Places = Callable[[int, Bytes], Pieces]
+
+
+class _Behind:
+    """A moment that copies come behind, and the streams that wait for it already."""
+
+    def __init__(self, mark: Mark) -> None:
+        self._mark = mark
+        self._streams: set[int] = set()
+
+    def followed_by(self, lane: Lane) -> None:
+        """What is queued on the lane from now on comes behind it."""
+        if lane.stream not in self._streams:
+            lane.follow(self._mark)
+            self._streams.add(lane.stream)
 
 
 class LayerLoad(Job):
@@ -38,28 +52,32 @@ class LayerLoad(Job):
         delivery: Delivery,
         places: Places,
         behind: Mark | None,
+        ahead: int | None = None,
     ) -> None:
+        """`ahead` is how many layers may be on their way or in use; None: all."""
         self._line = line
         self._device = device
         self._page_locked = page_locked
         self._delivery = delivery
         self._places = places
-        self._behind = behind
+        self._behind = None if behind is None else _Behind(behind)
         self._layers = delivery.layers
+        self._end = self._layers.stop if ahead is None else self._layers.start + ahead
+        self._ahead = ahead
         self._next_layer = self._layers.start  # that is cut into micro-tasks
         self._tasks: deque[Pieces] = deque()
         self.files: list[MemoryFile] = []
         self._used: set[int] = set()  # streams, by the layer under way
-        self._behind_streams: set[int] = set()  # that wait for `behind`
         self._marks: list[Mark] = []  # one for each layer that is queued as a whole
         self._last_stream = 0  # of the last mark
         self._failure: Exception | None = None
         # Kernels may stand behind a stream that holds for them: none is let hold.
         self._hold: StreamHold | None = (
-            None if line.settings.way.takes_kernels else device.stream_hold()
+            None if line.settings.takes_kernels else device.stream_hold()
         )
         self._queued = threading.Condition()
         self._closed = False
+        self._ended = threading.Event()  # by `close`, as far as that comes
         delivery.progress.listen(line.wake)
 
     # --- the engine's thread ---
@@ -68,14 +86,20 @@ class LayerLoad(Job):
         """Have a stream wait until the layer is in its blocks.
 
         Returns when the layer is on its way to the device, which is when it has arrived in host
-        memory: nothing waits for the copies but the stream. Raises as `Delivery.wait_layer` does,
-        and `Unavailable` where the device has failed.
+        memory: nothing waits for the copies but the stream. Over several links it is when they have
+        taken all of it, each its last few micro-tasks: the calling thread waits for those before.
+        Raises as `Delivery.wait_layer` does, and `DeviceFailed` where the device has failed, or
+        links have not taken all of an arrived layer in time.
         """
+        begun_s = time.monotonic()
         self._delivery.wait_begins(layer)
         index = layer - self._layers.start
         if not self._await(lambda: len(self._marks) > index, timeout_s):
             raise DeliveryFailed(f"layer {layer} did not arrive within {timeout_s} s", layer=layer)
         mark = self._marks[index]
+        left_s = None if timeout_s is None else max(0.0, begun_s + timeout_s - time.monotonic())
+        if not mark.wait_on_way(left_s):
+            raise DeviceFailed(f"links have not taken all of layer {layer} within {timeout_s} s")
         self._device.hold(stream, mark)
         self._delivery.wait_ended(layer)
 
@@ -91,12 +115,23 @@ class LayerLoad(Job):
         if self._closed:
             raise InvalidRequest("the load is closed")
         if self._hold is None:
-            way = self._line.settings.way.value
+            ways = self._line.settings.every_way
+            names = ", ".join(sorted(way.value for way in ways if way.takes_kernels))
             raise InvalidRequest(
-                f"a stream cannot hold for copies by {way}: their kernels may stand behind it"
+                f"a stream cannot hold for copies by {names}: their kernels may stand behind it"
             )
         self._delivery.progress.check(layer)
         self._hold.hold(stream, layer - self._layers.start + 1)
+
+    def release(self, layer: int, stream: int) -> None:
+        """The engine reads nothing of the layers up to this one behind what is queued on the stream
+        now: `ahead` more may be where they are. Layers are released in their order.
+        """
+        behind = _Behind(self._device.mark(stream))
+        if self._ahead is not None:
+            # In this order: the line's thread looks at the end first.
+            self._behind, self._end = behind, layer + 1 + self._ahead
+            self._line.wake()
 
     def finish(self) -> None:
         """Return when all layers are in their blocks. Raises what `wait` raises."""
@@ -129,21 +164,26 @@ class LayerLoad(Job):
 
         Afterwards nothing of it is read or written, and streams that hold for a layer that never
         came go on, as does whoever waits in another thread: `wait` and `finish` raise
-        `InvalidRequest`. Repeating has no effect. Raises `Unavailable` where the device has failed,
-        and nobody knows what it still does.
+        `InvalidRequest`. Whoever repeats it returns when the first one has ended. Raises
+        `CopyFailed` where a link has failed with bytes that a stream may wait for, and
+        `Unavailable` where the device has, and nobody knows what it still does.
         """
-        if self._closed:
-            return
-        self._closed = True
         with self._queued:
-            if not self.over:
+            is_first, self._closed = not self._closed, True
+            if is_first and not self.over:
                 self._failure = InvalidRequest("the load is closed")
             self._queued.notify_all()
+        if not is_first:
+            self._ended.wait()
+            return
         try:
             self._line.remove(self)
             self.files.clear()
         finally:
             self._end_hold()
+            self._ended.set()
+        for mark in self._marks[-1:]:  # others' failures are no news of this load
+            mark.wait()
 
     def __enter__(self) -> LayerLoad:
         return self
@@ -166,7 +206,7 @@ class LayerLoad(Job):
         return self._failure is not None or self._next_layer >= self._layers.stop
 
     def due(self) -> int | None:
-        if self.over:
+        if self.over or self._next_layer >= self._end:
             return None
         ready = bool(self._tasks) or self._delivery.progress.is_ready(self._next_layer)
         return self._next_layer - self._layers.start if ready else None
@@ -183,9 +223,8 @@ class LayerLoad(Job):
                 self._tasks.extend(tasks)
             if not self._tasks:
                 return pieces
-        if self._behind is not None and lane.stream not in self._behind_streams:
-            lane.follow(self._behind)
-            self._behind_streams.add(lane.stream)
+        if (behind := self._behind) is not None:
+            behind.followed_by(lane)
         return self._tasks.popleft()
 
     def queued(self, lane: Lane) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from objectcache.gpu.device import Device, Direction, Lane, Way
+from objectcache.gpu.device import CopyFailed, Device, Direction, Lane, Way
 from objectcache.gpu.pieces import Pieces
 from objectcache.landing.memory_file import MemoryFile
 from objectcache_schemas.errors import InvalidRequest, Unavailable
@@ -29,6 +30,9 @@ class LineSettings:
     task_bytes: int = 16 * MIB
     depth: int = 4  # micro-tasks on the link at once: what comes next is chosen so much ahead
     pieces_max: int = PIECES_MAX
+    # (bytes, way): pieces that are so long on average, or less, go by this way; the shortest first.
+    # `way` has those that are longer than all of these.
+    ways: tuple[tuple[int, Way], ...] = ()
 
     @classmethod
     def best_of(cls, device: Device) -> LineSettings:
@@ -40,6 +44,26 @@ class LineSettings:
         for name in ("task_bytes", "depth", "pieces_max"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} must be at least 1, got {getattr(self, name)}")
+        sizes = [size_bytes for size_bytes, _ in self.ways]
+        if sizes != sorted(set(sizes)) or min(sizes, default=1) < 1:
+            raise InvalidRequest(f"ways must be of rising sizes of at least 1, got {sizes}")
+
+    def way_of(self, task: Pieces) -> Way:
+        """How a micro-task is copied."""
+        if len(task) < 2:
+            return Way.EACH
+        piece_bytes = task.total_bytes / len(task)
+        return next((way for most, way in self.ways if piece_bytes <= most), self.way)
+
+    @property
+    def every_way(self) -> frozenset[Way]:
+        """Those that are used."""
+        return frozenset({self.way, *(way for _, way in self.ways)})
+
+    @property
+    def takes_kernels(self) -> bool:
+        """Whether one of them does."""
+        return any(way.takes_kernels for way in self.every_way)
 
 
 class Job(ABC):
@@ -74,8 +98,8 @@ class Job(ABC):
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
-        """Nothing more of it is copied: it is over. Without effect on one that is; waits for
-        nothing and raises nothing.
+        """Nothing more of it is copied: it is over. Without effect on one that is, whose marks
+        tell what failed of it; waits for nothing and raises nothing.
         """
 
 
@@ -84,17 +108,19 @@ class Line:
 
     def __init__(self, device: Device, direction: Direction, settings: LineSettings) -> None:
         """Raises `InvalidRequest` for a way that the device has not; `Unavailable`."""
-        if settings.way not in device.ways:
-            names = ", ".join(sorted(way.value for way in device.ways))
-            raise InvalidRequest(
-                f"the device copies pieces by {names}, not by {settings.way.value}"
+        if missing := settings.every_way - device.ways:
+            names, others = (
+                ", ".join(sorted(way.value for way in ways)) for ways in (device.ways, missing)
             )
-        self._device = device
+            raise InvalidRequest(f"the device copies pieces by {names}, not by {others}")
+        self.device = device
         self._direction = direction
         self.settings = settings
         self.lanes: list[Lane] = []
         self._lanes_lock = threading.Lock()  # held while they are closed, and while one is marked
-        self._files_of: dict[Lane, list[MemoryFile]] = {}  # of the micro-task on the lane
+        # Of the micro-task on the lane:
+        self._files_of: dict[Lane, list[MemoryFile]] = {}
+        self._job_of: dict[Lane, weakref.ref[Job]] = {}
         self._jobs: list[Job] = []
         self._busy: Job | None = None
         self._closed = False
@@ -131,12 +157,15 @@ class Line:
         self.wait_quiet()
 
     def wait_quiet(self) -> None:
-        """Return when what is on the lanes now has arrived. Raises `Unavailable`."""
+        """Return when what is on the lanes now has arrived, or is on its way no more. Raises
+        `Unavailable` where the device has failed.
+        """
         with self._lanes_lock:
             streams = {lane.stream for lane in self.lanes}
-            marks = [self._device.mark(stream) for stream in streams]
+            marks = [self.device.mark(stream) for stream in streams]
         for mark in marks:
-            mark.wait()
+            with contextlib.suppress(CopyFailed):  # of any job, which tells it
+                mark.wait()
 
     def close(self) -> None:
         """End the thread; what is on its way arrives. Jobs that are not over fail."""
@@ -150,13 +179,11 @@ class Line:
     def _run(self, begun: threading.Event) -> None:
         settings = self.settings
         try:
-            self._device.enter_thread()
+            self.device.enter_thread()
             for _ in range(settings.depth):
                 # Copy engines take one copy after the other, in one stream with less ado.
-                first = self.lanes[0] if self.lanes and not settings.way.takes_kernels else None
-                self.lanes.append(
-                    self._device.lane(settings.task_bytes, settings.pieces_max, first)
-                )
+                first = self.lanes[0] if self.lanes and not settings.takes_kernels else None
+                self.lanes.append(self.device.lane(settings.task_bytes, settings.pieces_max, first))
         except Exception as error:  # raised in the thread that makes the line
             self._failure = error
             self._close_lanes()
@@ -178,23 +205,24 @@ class Line:
                 with contextlib.suppress(Unavailable):  # of a device that has failed
                     lane.close()
         self._files_of.clear()
+        self._job_of.clear()
 
     def _serve(self, lane: Lane) -> bool:
         """Queue a micro-task on a lane when it is idle; False when the line is closed. What comes
         next is chosen as late as can be.
         """
         try:
-            lane.wait_idle()
-            self._files_of.pop(lane, None)
+            self._free(lane)
         except Exception as error:  # the device has failed, and does not recover
             self._failure = error
-        job, failure = self._take()
+        job, due, failure = self._take()
         if job is None:
             return False
         try:
             if failure is not None:
                 job.fail(failure)
             else:
+                lane.due = due
                 self._copy(job, lane)
         except Exception as error:  # whatever it is, the line goes on with other jobs
             job.fail(error)
@@ -202,38 +230,47 @@ class Line:
             self._let_go(job)
         return True
 
+    def _free(self, lane: Lane) -> None:
+        """Wait until nothing is on the lane; what failed there fails its job alone."""
+        try:
+            lane.wait_idle()
+        except CopyFailed as error:
+            if (job := self._job_of[lane]()) is not None:
+                job.fail(error)
+        self._files_of.pop(lane, None)
+        self._job_of.pop(lane, None)
+
     def _copy(self, job: Job, lane: Lane) -> None:
         if self._failure is not None:
             raise self._failure
         task = job.next_task(lane)
         if len(task):
-            self._files_of[lane] = job.files
-            way = self.settings.way if len(task) > 1 else Way.EACH
-            lane.copy(task, self._direction, way)
+            self._files_of[lane], self._job_of[lane] = job.files, weakref.ref(job)
+            lane.copy(task, self._direction, self.settings.way_of(task))
         job.queued(lane)
 
-    def _take(self) -> tuple[Job | None, Exception | None]:
-        """The job whose turn it is, or one that fails and with what; None when closed."""
+    def _take(self) -> tuple[Job | None, int, Exception | None]:
+        """A job, its due, and what it fails with if it does; no job when closed."""
         with self._changed:
             while not self._closed:
-                self._busy, failure = self._first_due()
+                self._busy, due, failure = self._first_due()
                 if self._busy is not None:
-                    return self._busy, failure
+                    return self._busy, due, failure
                 self._changed.wait()
-            return None, None
+            return None, 0, None
 
-    def _first_due(self) -> tuple[Job | None, Exception | None]:
+    def _first_due(self) -> tuple[Job | None, int, Exception | None]:
         first: Job | None = None
         first_due = 0
         for job in self._jobs:
             try:
                 due = job.due()
             except Exception as error:  # whatever it is, the line goes on with other jobs
-                return job, error
+                return job, 0, error
             # Of those that are due alike the oldest goes first.
             if due is not None and (first is None or due < first_due):
                 first, first_due = job, due
-        return first, None
+        return first, first_due, None
 
     def _left(self) -> Job | None:
         """A job that the closed line has not failed yet."""

@@ -64,6 +64,17 @@ class PageLockedMemory:
         self.lock_pages(file)
         return SharedRegion(file)
 
+    def reaches(self, array: Bytes) -> bool:
+        """Whether all memory of an array without negative strides is page-locked."""
+        if not array.size:
+            return True
+        begin = array.ctypes.data
+        steps = zip(array.shape, array.strides, strict=True)
+        end = begin + sum((count - 1) * step for count, step in steps) + array.itemsize
+        begins, ends, _ = self._spans
+        span = int(np.searchsorted(begins, np.uint64(begin), side="right")) - 1
+        return span >= 0 and end <= int(ends[span])
+
     def by_file(self, pieces: Pieces) -> list[tuple[MemoryFile, Pieces]]:
         """The pieces of each memory file apart, in their order: no copy crosses the border of two
         files, even where one lies behind the other. Whoever holds the files keeps them page-locked.

@@ -89,7 +89,11 @@ class Pieces:
         """(host address, offset in the pieces' order, bytes) of what follows on in host memory."""
         offsets = np.cumsum(self.sizes_bytes) - self.sizes_bytes
         runs = Pieces(self.host, offsets, self.sizes_bytes).joined()
-        columns = (runs.host.tolist(), runs.device.tolist(), runs.sizes_bytes.tolist())
+        return runs.triples()
+
+    def triples(self) -> list[tuple[int, int, int]]:
+        """(host address, device address, bytes) of each."""
+        columns = (self.host.tolist(), self.device.tolist(), self.sizes_bytes.tolist())
         return list(zip(*columns, strict=True))
 
     def rows(self) -> list[Rows]:

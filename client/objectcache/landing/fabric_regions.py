@@ -35,7 +35,7 @@ class FabricRegion(Region):
             self._memory = _populated(length_bytes)
         except (OSError, OverflowError, ValueError) as error:
             raise Unavailable(f"no {length_bytes} bytes of memory: {error}") from error
-        self._fabric: Any = None
+        self._fabric: dict[TargetSession, Any] = {}
 
     def array(self) -> Bytes:
         return np.frombuffer(self._memory, np.uint8)
@@ -45,24 +45,32 @@ class FabricRegion(Region):
         return DeviceMemory(array.ctypes.data, array.nbytes, array)
 
     def unregister(self, on_end: Callable[[bool], None]) -> None:
+        super().unregister(self._keeping(on_end))
+
+    def unregister_from(self, session: TargetSession, on_end: Callable[[bool], None]) -> None:
+        super().unregister_from(session, self._keeping(on_end))
+
+    def _keeping(self, on_end: Callable[[bool], None]) -> Callable[[bool], None]:
         def ended(quiet: bool) -> None:
             if not quiet:
                 _LOST.keep(self._kept_alive(), time.monotonic())
             on_end(quiet)
 
-        super().unregister(ended)
+        return ended
 
     def _kept_alive(self) -> object:
         return self._memory
 
     def _register(self, session: TargetSession) -> bytes:
         assert isinstance(session, FabricSession)
-        target_id, self._fabric = session.register_memory(self._device_memory())
+        target_id, registered = session.register_memory(self._device_memory())
+        self._fabric = {one: at for one, at in self._fabric.items() if not one.ended}
+        self._fabric[session] = registered
         return target_id
 
     def _unregistered(self, session: TargetSession) -> None:
         assert isinstance(session, FabricSession)
-        fabric, self._fabric = self._fabric, None
+        fabric = self._fabric.pop(session, None)
         if fabric is not None:
             session.unregister_memory(fabric)
 
@@ -85,7 +93,7 @@ class GivenRegion(FabricRegion):
         Region.__init__(self, memory.length_bytes)
         self._given = memory
         self._array = array
-        self._fabric = None
+        self._fabric = {}
 
     def array(self) -> Bytes:
         return self._array

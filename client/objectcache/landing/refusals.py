@@ -17,6 +17,13 @@ def was_refused(error: BaseException) -> bool:
     )
 
 
+def is_going(error: ObjectCacheError) -> bool:
+    """Whether the storage server of the session has refused because it goes: another one may take
+    the same.
+    """
+    return error.code == "Draining"
+
+
 def may_fall_back(error: ObjectCacheError) -> bool:
     """Whether the same may go well by body. A target is unknown where another server has taken
     over since it was registered.

@@ -13,11 +13,11 @@ from objectcache_schemas.errors import InvalidRequest, Unavailable
 
 
 class Region(ABC):
-    """Memory, and its registration with the session of the moment. Thread-safe."""
+    """Memory, and its registrations with the sessions of the moment. Thread-safe."""
 
     def __init__(self, length_bytes: int) -> None:
         self.length_bytes = length_bytes
-        self._registered: tuple[TargetSession, bytes] | None = None
+        self._registered: dict[TargetSession, bytes] = {}
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -42,26 +42,43 @@ class Region(ABC):
         Raises `Unavailable` where it cannot be registered.
         """
         with self._lock:
-            if self._registered is not None and self._registered[0] is session:
-                return self._registered[1]
-            self._registered = None
+            known = self._registered.get(session)
+            self._registered = {one: at for one, at in self._registered.items() if not one.ended}
+            if known is not None:
+                return known
             try:
                 target_id = self._register(session)
             except InvalidRequest as error:
                 reason = f"the storage server refused a target: {error.message}"
                 raise Unavailable(reason) from error
-            self._registered = (session, target_id)
+            self._registered[session] = target_id
             return target_id
 
     def unregister(self, on_end: Callable[[bool], None]) -> None:
-        """Take the region away from the server; `on_end` as in `TargetSession.release`."""
+        """Take the region away from every server; `on_end` as in `TargetSession.release`, once for
+        all of them.
+        """
         with self._lock:
-            registered, self._registered = self._registered, None
-        if registered is None:
+            registered, self._registered = self._registered, {}
+        if not registered:
             on_end(True)
             return
-        session, target_id = registered
+        ends = _AllEnded(len(registered), on_end)
+        for session, target_id in registered.items():
+            self._release(session, target_id, ends.one_ended)
 
+    def unregister_from(self, session: TargetSession, on_end: Callable[[bool], None]) -> None:
+        """The same of one session's server."""
+        with self._lock:
+            target_id = self._registered.pop(session, None)
+        if target_id is None:
+            on_end(not session.ended)
+            return
+        self._release(session, target_id, on_end)
+
+    def _release(
+        self, session: TargetSession, target_id: bytes, on_end: Callable[[bool], None]
+    ) -> None:
         def ended(quiet: bool) -> None:
             self._unregistered(session)
             on_end(quiet)
@@ -71,6 +88,24 @@ class Region(ABC):
     def __repr__(self) -> str:
         state = "registered" if self._registered else "not registered"
         return f"<{type(self).__name__} {self.length_bytes} bytes, {state}>"
+
+
+class _AllEnded:
+    """Tells when so many have ended, and whether all of them were quiet. Thread-safe."""
+
+    def __init__(self, count: int, on_end: Callable[[bool], None]) -> None:
+        self._left = count
+        self._on_end = on_end
+        self._all_quiet = True
+        self._lock = threading.Lock()
+
+    def one_ended(self, quiet: bool) -> None:
+        with self._lock:
+            self._left -= 1
+            self._all_quiet &= quiet
+            is_last = self._left == 0
+        if is_last:
+            self._on_end(self._all_quiet)
 
 
 class SharedRegion(Region):
@@ -120,10 +155,36 @@ class Landing:
         else:
             self.region.unregister(self._on_settled)
 
+    def lose(self) -> None:
+        """The delivery has ended, and a server may write to the memory for ever."""
+        if not self._end():
+            return
+        if self.region is None:
+            self._on_settled(False)
+        else:
+            self.region.unregister(lambda _: self._on_settled(False))
+
     def _end(self) -> bool:
         with self._lock:
             ended, self._ended = self._ended, True
         return not ended
+
+
+class SharedLanding(Landing):
+    """What the server of one session has of a landing that several servers fill. `withdraw` takes
+    the memory away from that server alone.
+    """
+
+    def __init__(
+        self, whole: Landing, session: TargetSession, on_settled: Callable[[bool], None]
+    ) -> None:
+        super().__init__(whole.array, whole.region, on_settled)
+        self._session = session
+
+    def withdraw(self) -> None:
+        assert self.region is not None
+        if self._end():
+            self.region.unregister_from(self._session, self._on_settled)
 
 
 def nothing(_quiet: bool) -> None:

@@ -13,18 +13,22 @@ from objectcache.landing.memory_file import MemoryFile
 from objectcache.landing.regions import Region, SharedRegion
 from objectcache.landing.target_pool import TargetPool
 from objectcache.landing.targets import FabricTarget, SharedMemoryTarget
+from objectcache.sessions.server_sessions import ServerSessions
 from objectcache.sessions.session_keeper import SessionKeeper
 from objectcache_schemas.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredMemory:
-    """What deliveries of one transport need: a session, and memory that it has registered."""
+    """What deliveries of one transport need: a session, and memory that it has registered.
+    `servers` are sessions with several storage servers, for deliveries that these share.
+    """
 
     transport: str
     sessions: SessionKeeper
     pool: TargetPool
     targets: HeldTargets
+    servers: ServerSessions
 
     def stock(self, lengths_bytes: Sequence[int]) -> int:
         """Make and register memory for deliveries of these lengths; how many bytes there was room

@@ -45,7 +45,8 @@ class _Loan:
     lost: bool = False  # the server may write to it for ever
 
 
-def _memory_file(length_bytes: int) -> Region:
+def memory_file_region(length_bytes: int) -> Region:
+    """A memory file of so many bytes. Raises `Unavailable`."""
     return SharedRegion(MemoryFile(length_bytes))
 
 
@@ -56,7 +57,7 @@ class TargetPool:
     noted without a lock, because arrays die wherever the garbage collector runs.
     """
 
-    def __init__(self, bytes_max: int, make: Callable[[int], Region] = _memory_file) -> None:
+    def __init__(self, bytes_max: int, make: Callable[[int], Region] = memory_file_region) -> None:
         """`make` allocates a region of that many bytes; it raises `Unavailable`."""
         self._bytes_max = bytes_max
         self._make = make

@@ -13,13 +13,16 @@ class PutRequest:
     """What is stored where, and how its bytes may reach the server.
 
     `timeout_s` bounds every silence of the server, except that it may take its time to store what
-    it reads by itself.
+    it reads by itself. `encoding` is that in which slices are sent, AUTO_ENCODING where the client
+    chooses, or empty; `element_bytes` are those of one of their numbers, where that is known.
     """
 
     bucket: str
     descriptor: Descriptor
     transport: TransportChoice
     timeout_s: float
+    encoding: str = ""
+    element_bytes: int | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -38,5 +41,10 @@ class PutRequest:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the whole payload."""
+        """Bytes of the whole payload as it is sent."""
+        return self.descriptor.put_bytes
+
+    @property
+    def chunks_bytes(self) -> int:
+        """Bytes of all chunks."""
         return self.descriptor.payload_bytes(len(self.descriptor.chunk_keys))

@@ -130,3 +130,14 @@ def put_body(core: ClientCore, put: PutRequest, parts: Sequence[memoryview]) -> 
     request = requests.put(put.bucket, put.descriptor, parts)
     reply = core.channel.call(request, put.timeout_s)
     return parse_reply(reply.body, PutResult, "a put")
+
+
+def put_parts(core: ClientCore, put: PutRequest, parts: Sequence[memoryview]) -> PutResult:
+    """Send the whole payload by the way that the put has: copied into memory that the server
+    reads, or as the request's body.
+    """
+    sink = open_registered_sink(core, put)
+    if sink is None:
+        return put_body(core, put, parts)
+    sink.write(parts)
+    return sink.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -13,8 +14,16 @@ from objectcache.channel.responses import PutResult
 from objectcache.core import ClientCore, TransportChoice
 from objectcache.landing.fabric_regions import device_memory_of
 from objectcache.landing.refusals import may_fall_back
+from objectcache.puts.encoded_puts import EncodingSink, encoding_of, put_encoded, tell_account
 from objectcache.puts.put_request import PutRequest
-from objectcache.puts.put_sinks import KeptSink, PutSink, UploadSink, open_registered_sink, put_body
+from objectcache.puts.put_sinks import (
+    KeptSink,
+    PutSink,
+    UploadSink,
+    open_registered_sink,
+    put_body,
+    put_parts,
+)
 from objectcache.puts.registered_put import claim_held, held_payload, held_run, put_registered
 from objectcache_schemas.errors import InvalidRequest, NotFound, Unavailable
 
@@ -28,15 +37,23 @@ def put_chunks(core: ClientCore, put: PutRequest, chunks: Any) -> PutResult:
     if hasattr(chunks, "__cuda_array_interface__"):
         return _put_out_of_gpu(core, put, chunks)
     parts = payload_parts(chunks, put.shape, "chunks")
+    begun_s = time.monotonic()
+    encoding = encoding_of(core, put)
+    result = put_encoded(core, put, encoding, parts) if encoding else None
+    is_encoded = result is not None
+    if result is None:
+        result = _put_plain(core, put, parts)
+    seconds = time.monotonic() - begun_s
+    tell_account(core, put, seconds, was_tried=bool(encoding), is_encoded=is_encoded)
+    return result
+
+
+def _put_plain(core: ClientCore, put: PutRequest, parts: list[memoryview]) -> PutResult:
     if put.transport is TransportChoice.BODY:
         return put_body(core, put, parts)
     if (result := _put_out_of_target(core, put, parts)) is not None:
         return result
-    sink = open_registered_sink(core, put)
-    if sink is None:
-        return put_body(core, put, parts)
-    sink.write(parts)
-    return sink.finish()
+    return put_parts(core, put, parts)
 
 
 def _put_out_of_target(
@@ -130,6 +147,7 @@ class LayerPut:
         self._put = put
         self._written_layers = 0
         self._sink: PutSink | None = None
+        self._held_up_s = 0.0  # of the caller's time
         self._closed = False
         self.result: PutResult | None = None
 
@@ -146,6 +164,7 @@ class LayerPut:
             state = "the put is closed" if self._closed else f"all {num_layers} layers are written"
             raise InvalidRequest(f"write_layer: {state}")
         parts = payload_parts(kv, (chunk_count, slice_bytes), f"layer {self._written_layers}")
+        begun_s = time.monotonic()
         try:
             if self._sink is None:
                 self._sink = _open_sink(self._core, self._put)
@@ -154,6 +173,7 @@ class LayerPut:
             self.abandon()
             raise
         self._written_layers += 1
+        self._held_up_s += time.monotonic() - begun_s
 
     def close(self) -> None:
         """Store what was written; raises `InvalidRequest` when layers are missing, or the server's
@@ -168,7 +188,14 @@ class LayerPut:
                 f"{self._written_layers} of {num_layers} layers were written; nothing is stored"
             )
         self._closed = True
+        begun_s = time.monotonic()
         self.result = self._sink.finish()
+        self._held_up_s += time.monotonic() - begun_s
+        was_tried = isinstance(self._sink, EncodingSink)
+        is_encoded = isinstance(self._sink, EncodingSink) and self._sink.is_encoded
+        tell_account(
+            self._core, self._put, self._held_up_s, was_tried=was_tried, is_encoded=is_encoded
+        )
 
     def abandon(self) -> None:
         """Store nothing. No effect once closed."""
@@ -193,6 +220,8 @@ class LayerPut:
 
 
 def _open_sink(core: ClientCore, put: PutRequest) -> PutSink:
+    if encoding := encoding_of(core, put):
+        return EncodingSink(core, put, encoding)
     sink = open_registered_sink(core, put)
     if sink is not None:
         return sink

@@ -43,14 +43,16 @@ def join_fabric(
     tls: ssl.SSLContext | None,
     timeout_s: float,
     settings: FabricSettings,
+    server_id: bytes | None = None,
 ) -> FabricSession:
-    """Join a session through the gateway and open the fabric.
+    """Join a session through the gateway, with this storage server or any, and open the fabric.
 
     Raises what is in the way: `Unsupported` where this process has no such fabric.
     """
     side = _endpoint(transport, settings)
     try:
-        return FabricSession(WebWire.join(endpoint, sign, tls, timeout_s), side, timeout_s)
+        wire = WebWire.join(endpoint, sign, tls, timeout_s, server_id)
+        return FabricSession(wire, side, timeout_s)
     except BaseException:
         side.close()
         raise

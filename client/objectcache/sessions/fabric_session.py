@@ -67,7 +67,8 @@ class FabricSession(TargetSession):
     def attended(self) -> Generator[None]:
         self._count(1)
         try:
-            yield
+            with super().attended():
+                yield
         finally:
             self._count(-1)
 

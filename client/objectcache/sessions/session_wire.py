@@ -28,8 +28,8 @@ class SessionWire(ABC):
 
     @abstractmethod
     def send_now(self, message: Message) -> None:
-        """Send a small message without waiting; it is lost where there is no room. By one thread at
-        a time, which may be inside an engine's step.
+        """Send a small message without waiting. Where there is no room nothing of it is sent, and
+        `OSError` is raised. By one thread at a time, which may be inside an engine's step.
         """
 
     @abstractmethod

@@ -7,10 +7,10 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -18,10 +18,12 @@ import msgspec
 
 from objectcache.channel.responses import SessionReply
 from objectcache.sessions.session_get import SessionGet
+from objectcache.sessions.session_watch import SessionWatch
 from objectcache.sessions.session_wire import SessionWire, SocketWire
 from objectcache.sessions.tags import Tags
 from objectcache_schemas.errors import ObjectCacheError, Unavailable, Unsupported, WireError
 from objectcache_schemas.messages.frames import FrameError, encode_frame
+from objectcache_schemas.messages.later_fields import AnswerDecoder
 from objectcache_schemas.messages.message import PROTOCOL_VERSION, Message
 from objectcache_schemas.messages.sessions import (
     CancelGet,
@@ -30,11 +32,16 @@ from objectcache_schemas.messages.sessions import (
     GetEnded,
     GetPrefix,
     JoinSession,
+    LayersAwaited,
+    LayersFreed,
     LayersReady,
+    MoveSession,
     PassGiven,
     RegisterTarget,
     ReleaseTarget,
     SessionJoined,
+    SessionPing,
+    SessionPong,
     TargetEvent,
     TargetRegistered,
     TargetReleased,
@@ -44,7 +51,7 @@ M = TypeVar("M", bound=Message)
 
 TOLD_MAX = 64  # messages that wait for another thread's send; a later one says more than an earlier
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(TargetEvent)
+_DECODER: AnswerDecoder[Any] = AnswerDecoder(TargetEvent)
 
 
 class LayerSink(Protocol):
@@ -85,16 +92,23 @@ class TargetSession:
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # taken before the other; whoever has it writes
         self._told: deque[Message] = deque(maxlen=TOLD_MAX)
+        self._freed: dict[int, int] = {}  # by tag: a ring's freed end, until it is on its way
         self._pending: list[_Pending] = []
         self._sinks: dict[int, LayerSink] = {}
         self._gets: dict[int, SessionGet] = {}
+        self._hears_awaited = False  # else its server is of a release before that
         self._passes: dict[str, float] = {}  # until when the session may get from a bucket
         self._tags = Tags()
         self._ended_because: str | None = None
+        self.is_left = False
+        self._attending = 0
+        self.is_asked_to_move = False  # to another session, which may be another server's
+        self.heard_count = 0
         self._thread = threading.Thread(
             target=self._read, name="objectcache-target-session", daemon=True
         )
         self._thread.start()
+        self._watch = SessionWatch(self)
 
     @classmethod
     def join(cls, invitation: SessionReply, timeout_s: float) -> TargetSession:
@@ -125,6 +139,27 @@ class TargetSession:
         """Whether the connection has ended."""
         return self._ended_because is not None
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the server is to say something."""
+        with self._lock:
+            return bool(self._pending or self._sinks or self._gets or self._attending)
+
+    def ping(self) -> None:
+        """Have the server say something; never waits."""
+        self.tell(SessionPing())
+
+    def give_up(self, reason: str) -> None:
+        """End the session, whose server stands still: nobody joins its threads."""
+        self._end(reason)
+        self._wire.shut_down()
+
+    def leave(self) -> None:
+        """Another session has taken its place: it ends once nothing was waited for in a whole pause
+        of its watch, within which whoever has just been given it begins to wait.
+        """
+        self.is_left = True
+
     def listen(self, sink: LayerSink) -> int:
         """A tag for one delivery, whose events go to `sink` until `forget`.
 
@@ -142,6 +177,7 @@ class TargetSession:
 
     def _forget(self, tag: int) -> bool:
         with self._lock:
+            self._freed.pop(tag, None)
             return self._sinks.pop(tag, None) is not None
 
     def register(self, fd: int, length_bytes: int) -> bytes:
@@ -152,6 +188,7 @@ class TargetSession:
         """
         request = RegisterTarget(length_bytes=length_bytes)
         reply: TargetRegistered = self.ask(request, TargetRegistered, fd)
+        self._hears_awaited = reply.hears_awaited
         return reply.target_id
 
     def ask(self, request: Message, reply_type: type[M], fd: int | None = None) -> M:
@@ -188,9 +225,16 @@ class TargetSession:
         with suppress(Unavailable):
             self._send(CancelGet(tag=get.tag))
 
-    def attended(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def attended(self) -> Generator[None]:
         """While the server reads the session's memory and announces nothing."""
-        return nullcontext()
+        with self._lock:
+            self._attending += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._attending -= 1
 
     def release(self, target_id: bytes, on_end: Callable[[bool], None]) -> None:
         """Stop writing to a target; returns at once.
@@ -213,9 +257,27 @@ class TargetSession:
         self._told.append(message)
         self._send_told()
 
+    def awaits(self, tag: int, end_layer: int, interval_s: float) -> None:
+        """Have the server announce nothing of a delivery before all layers below `end_layer` are in
+        place, but for once in so long. Never waits. It may be lost: then there are more
+        announcements, or they come by the interval.
+        """
+        if self._hears_awaited:
+            self.tell(LayersAwaited(tag=tag, end_layer=end_layer, interval_s=interval_s))
+
+    def free_layers(self, tag: int, end_layer: int) -> None:
+        """Nobody reads the layers of a delivery's ring below `end_layer` any more. Never waits, and
+        is not lost: what finds no room goes with what is next sent, at the next ping at the latest.
+        """
+        with self._lock:
+            if tag in self._sinks:  # else it has ended
+                self._freed[tag] = max(end_layer, self._freed.get(tag, end_layer))
+        self._send_told()
+
     def close(self) -> None:
         """End the session. Repeating has no effect."""
         self._end("the session was closed")
+        self._watch.close()
         self._wire.leave()
         self._wire.shut_down()
         if threading.current_thread() is not self._thread:
@@ -250,15 +312,29 @@ class TargetSession:
         self._send_told()
 
     def _send_told(self) -> None:
-        """Send what was told, unless another thread is sending: that one does it then."""
-        while self._told and self._sending.acquire(blocking=False):
+        """Send what was freed and told, unless another thread is sending: that one does it then."""
+        while (self._freed or self._told) and self._sending.acquire(blocking=False):
             try:
+                self._send_freed()
                 while self._told:
                     self._wire.send_now(self._told.popleft())
             except OSError:
                 self._told.clear()
+                return
             finally:
                 self._sending.release()
+
+    def _send_freed(self) -> None:
+        while (freed := self._next_freed()) is not None:
+            tag, end_layer = freed
+            self._wire.send_now(LayersFreed(tag=tag, end_layer=end_layer))
+            with self._lock:
+                if self._freed.get(tag) == end_layer:
+                    del self._freed[tag]
+
+    def _next_freed(self) -> tuple[int, int] | None:
+        with self._lock:
+            return next(iter(self._freed.items()), None)
 
     def _check_open(self) -> None:
         if self._ended_because is not None:
@@ -268,11 +344,14 @@ class TargetSession:
         reason = "the storage server ended the session"
         try:
             for frame in self._wire.receive():
-                self._dispatch(_DECODER.decode(frame))
+                self.heard_count += 1
+                if (message := _DECODER.decode_known(frame)) is not None:
+                    self._dispatch(message)
         except (OSError, FrameError, msgspec.MsgspecError) as error:
             reason = f"{self._wire.name} broke: {error}"
         finally:
             self._end(reason)
+            self._watch.close()
             self._wire.shut_down()  # whoever is sending shall not keep it open
             with self._sending:
                 self._wire.close()
@@ -294,8 +373,12 @@ class TargetSession:
                     get = self._gets.pop(message.tag, None)
                 if get is not None:
                     get.ended(message)
+            case SessionPong():
+                pass
             case PassGiven():
                 self._passes[message.bucket] = time.monotonic() + message.lives_s
+            case MoveSession():
+                self.is_asked_to_move = True
             case _:
                 self._answer(message)
 
@@ -321,6 +404,7 @@ class TargetSession:
             self._ended_because = reason
             pending, self._pending = self._pending, []
             sinks, self._sinks = self._sinks, {}
+            self._freed.clear()
             gets, self._gets = self._gets, {}
         for waiting in pending:
             waiting.future.set_exception(Unavailable(reason))

@@ -25,7 +25,7 @@ from objectcache_schemas.messages.message import Message
 
 PING_INTERVAL_S = 10.0  # a gateway that answers none for as long again is gone
 LEAVE_TIMEOUT_S = 1.0  # for the gateway to answer a Close; it is told, whether it does or not
-LATER_MAX = 64  # small messages that wait to be sent; a later one says more than an earlier
+LATER_MAX = 64  # small messages that wait to be sent; more find no room
 
 
 class WebWire(SessionWire):
@@ -38,7 +38,7 @@ class WebWire(SessionWire):
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._later: deque[bytes] = deque(maxlen=LATER_MAX)
+        self._later: deque[bytes] = deque()
         self._condition = threading.Condition()
         self._leaving = False
         self._ended = False
@@ -54,9 +54,10 @@ class WebWire(SessionWire):
         sign: Callable[[Any], dict[str, str]],
         tls: ssl.SSLContext | None,
         timeout_s: float,
+        server_id: bytes | None = None,
     ) -> WebWire:
-        """Open a session. Raises the gateway's refusal, and `Unavailable` where it is out of reach
-        or the package websockets is missing.
+        """Open a session, with this storage server or any. Raises the gateway's refusal, and
+        `Unavailable` where it is out of reach or the package websockets is missing.
         """
         try:
             from websockets.exceptions import InvalidStatus, WebSocketException
@@ -66,7 +67,7 @@ class WebWire(SessionWire):
                 "a session through a gateway needs the package websockets; "
                 "pip install 'objectcache[nixl]'"
             ) from error
-        request = join_session()
+        request = join_session(server_id)
         signed = {name: value for name, value in sign(request).items() if name != "host"}
         try:
             connection = connect(
@@ -104,6 +105,8 @@ class WebWire(SessionWire):
         with self._condition:
             if self._ended:
                 raise ConnectionError("it was closed")
+            if len(self._later) >= LATER_MAX:
+                raise BlockingIOError("the connection takes no more now")
             self._later.append(msgspec.msgpack.encode(message))
             self._condition.notify()
 

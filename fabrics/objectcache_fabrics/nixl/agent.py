@@ -77,8 +77,8 @@ class NixlAgent:
         """
         if "," in devices:  # NIXL would take what follows for another setting
             raise Unavailable(
-                f"nixl_devices names several devices ({devices}): name one, or leave nixl_devices "
-                "empty and name them in UCX_NET_DEVICES in the environment"
+                f"NIXL is given several network devices ({devices}): give it one, or none and name "
+                "them in UCX_NET_DEVICES in the environment"
             )
         package = library()
         self.name = name

@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from objectcache_fabrics.nixl.agent import MemoryPiece, NixlAgent, NixlTransfer, library
-from objectcache_fabrics.peers import Fabric, FabricPeer, WriteDone
-from objectcache_fabrics.registered_memory import RemoteMemory
+from objectcache_fabrics.peers import Fabric, FabricPeer, WriteDone, WriteTimeout
+from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, ObjectCacheError, Unavailable
 from objectcache_schemas.messages.sessions import LayersReady, NixlNames
@@ -57,6 +58,15 @@ class _Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class _Lent:
+    """Memory beside the staging memory that is written from."""
+
+    memory: DeviceMemory
+    registered: Any
+    lost: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     """What the thread is asked to do; `refused` is told where it has ended before."""
 
@@ -72,13 +82,13 @@ class NixlPeer(FabricPeer):
         staging: StagingMemory,
         devices: str,
         ucx_settings: str,
-        timeout_s: float,
+        timeout: WriteTimeout,
         names: NixlNames,
     ) -> None:
         """Raises `Unavailable` where the agent cannot be made."""
         self.names = names
         self._staging = staging
-        self._timeout_s = timeout_s
+        self._timeout = timeout
         self._condition = threading.Condition()
         self._asked: deque[_Transfer | _Call] = deque()
         self._transfers: deque[_Transfer] = deque()
@@ -86,6 +96,7 @@ class NixlPeer(FabricPeer):
         self._closed = False
         self._loads_left = METADATA_LOADS_MAX
         self._loaded: set[RemoteMemory] = set()  # whether or not it was released since
+        self._lent: dict[DeviceMemory, _Lent] = {}  # the thread's
         self._announced_until_s = 0.0
         self._moved_s = 0.0
         self._when_broken: Callable[[], None] | None = None
@@ -112,14 +123,20 @@ class NixlPeer(FabricPeer):
             )
         )
         try:
-            admitted.result(self._timeout_s + ADMIT_GRACE_S)
+            admitted.result(self._timeout.timeout_s + ADMIT_GRACE_S)
         except DeliveryFailed as error:
             raise Unavailable(error.message) from error
         except TimeoutError as error:
             self.close()
             raise Unavailable(
-                f"NIXL has not reached the client for {self._timeout_s:g} s"
+                f"NIXL has not reached the client for {self._timeout.timeout_s:g} s"
             ) from error
+
+    def lend(self, memory: DeviceMemory, lost: Callable[[], None]) -> None:
+        self._ask(_Call(lambda agent: self._add_lent(agent, memory, lost), _ignore))
+
+    def take_back(self, memory: DeviceMemory) -> None:
+        self._ask(_Call(lambda agent: self._remove_lent(agent, memory), _ignore))
 
     def write(
         self, memory: RemoteMemory, offset_bytes: int, source: memoryview, done: WriteDone
@@ -241,7 +258,7 @@ class NixlPeer(FabricPeer):
 
     def _begin(self, agent: NixlAgent, transfer: _Transfer) -> None:
         self._moved_s = time.monotonic()
-        transfer.deadline_s = self._moved_s + self._timeout_s
+        transfer.deadline_s = self._moved_s + self._timeout.timeout_s
         self._transfers.append(transfer)  # before it begins: whatever happens, it will be told
         transfer.under_way = agent.start(
             transfer.operation, [transfer.here], [transfer.there], self.names.client
@@ -259,7 +276,7 @@ class NixlPeer(FabricPeer):
             elif time.monotonic() > transfer.deadline_s:
                 raise DeliveryFailed(
                     f"the client's memory was not reached by a {transfer.operation} for "
-                    f"{self._timeout_s:g} s (storage.fabric_timeout_s)"
+                    f"{self._timeout}"
                 )
             else:
                 self._transfers.rotate(-1)
@@ -311,6 +328,18 @@ class NixlPeer(FabricPeer):
             raise InvalidRequest("metadata: it does not cover the memory at address, length_bytes")
         self._loaded.add(memory)
 
+    def _add_lent(self, agent: NixlAgent, memory: DeviceMemory, lost: Callable[[], None]) -> None:
+        if memory not in self._lent:
+            piece = MemoryPiece(
+                memory.address, memory.length_bytes, memory.device_id, memory.memory
+            )
+            self._lent[memory] = _Lent(memory, agent.register(piece), lost)
+
+    def _remove_lent(self, agent: NixlAgent, memory: DeviceMemory) -> None:
+        lent = self._lent.pop(memory, None)
+        if lent is not None:
+            agent.unregister(lent.registered)
+
     def _end(self, agent: NixlAgent, error: ObjectCacheError) -> None:
         """Close the agent, then say of everything that was not done that it never will be."""
         with self._condition:
@@ -324,12 +353,17 @@ class NixlPeer(FabricPeer):
         for transfer in begun:
             assert transfer.under_way is not None
             agent.release(transfer.under_way)
-        if not agent.close():
+        has_ended = agent.close()
+        if not has_ended:
             self._withdraw(begun)
+        lent = list(self._lent.values())
+        self._lent.clear()
+        for one in () if has_ended else lent:
+            _tell(one.lost)
         if broken is not None:
             _tell(broken)
-        for one in rest:
-            _tell(self._refuse, one, error)
+        for asked_one in rest:
+            _tell(self._refuse, asked_one, error)
 
     def _withdraw(self, transfers: Iterable[_Transfer]) -> None:
         """Keep their staging memory out of use: it may still be read for this client."""
@@ -337,7 +371,7 @@ class NixlPeer(FabricPeer):
         whole = memoryview(staging.memory)
         for transfer in transfers:
             begin = transfer.here.address - staging.address
-            if 0 <= begin < staging.length_bytes:  # not the probe
+            if 0 <= begin < staging.length_bytes:  # neither the probe nor what is lent
                 staging.withdraw(whole[begin : begin + transfer.here.length_bytes])
 
     def __repr__(self) -> str:
@@ -350,20 +384,20 @@ class NixlFabric(Fabric):
     name = "nixl"
 
     def __init__(
-        self, staging: StagingMemory, devices: str, ucx_settings: str, timeout_s: float
+        self, staging: StagingMemory, devices: str, ucx_settings: str, timeout: WriteTimeout
     ) -> None:
         """Raises `Unavailable` with what to install where the package is missing."""
         library()
         self._staging = staging
         self._devices = devices
         self._ucx_settings = ucx_settings
-        self._timeout_s = timeout_s
+        self._timeout = timeout
         self._peers: weakref.WeakSet[NixlPeer] = weakref.WeakSet()
 
     def open(self, endpoint: bytes) -> tuple[FabricPeer, bytes]:
         secret = secrets.token_hex(8)
         names = NixlNames(client=f"client-{secret}", server=f"server-{secret}")
-        peer = NixlPeer(self._staging, self._devices, self._ucx_settings, self._timeout_s, names)
+        peer = NixlPeer(self._staging, self._devices, self._ucx_settings, self._timeout, names)
         self._peers.add(peer)
         return peer, msgspec.msgpack.encode(names)
 

@@ -64,7 +64,6 @@ class VerbsDevice:
         self.segments_max: int = about_device.max_sge
         self.read_segments_max: int = max(1, min(about_device.max_sge, about_device.max_sge_rd))
         self.work_max: int = about_device.max_qp_wr
-        self.completions_max: int = about_device.max_cqe
         self.reads_answered_max = min(READS_MAX, about_device.max_qp_rd_atom)
         self.reads_asked_max = min(READS_MAX, about_device.max_qp_init_rd_atom)
         with translated(f"port {port} of device {device_name} has no addresses"):
@@ -109,7 +108,7 @@ class VerbsDevice:
         """Let the device at own memory, and whoever is connected and has its key, as far as it
         says. The memory must stay until the region is closed.
 
-        Its pages are pinned with the interpreter stopped: the library holds Python's lock.
+        The interpreter stands still while its pages are locked: the library holds Python's lock.
 
         Raises `Unavailable`, where the system locks no more memory for this process.
         """

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 
-from objectcache_fabrics.peers import Fabric, FabricPeer
+from objectcache_fabrics.peers import NO_LANE, Fabric, FabricPeer, TrafficLane, WriteTimeout
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_fabrics.verbs.address import VerbsAddress
 from objectcache_fabrics.verbs.completion_thread import CompletionThread
 from objectcache_fabrics.verbs.device import VerbsDevice
 from objectcache_fabrics.verbs.peer import VerbsPeer
+from objectcache_fabrics.verbs.source_memory import SourceMemory
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 
 TICK_S = 0.25  # deadlines are kept to this
@@ -21,15 +22,19 @@ class VerbsFabric(Fabric):
 
     name = "verbs"
 
-    def __init__(self, staging: StagingMemory, device_name: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        staging: StagingMemory,
+        device_name: str,
+        timeout: WriteTimeout,
+        lane: TrafficLane = NO_LANE,
+    ) -> None:
         """Raises `Unavailable`, with what is missing: the library, the device, memory to lock."""
-        self._staging = staging
-        self._timeout_s = timeout_s
+        self._timeout = timeout
+        self._lane = lane
         self._device = VerbsDevice(device_name)
         try:
-            self._region = self._device.register(
-                staging.address, staging.length_bytes, remote_write=False, remote_read=False
-            )
+            self._sources = SourceMemory(self._device, staging)
         except Unavailable:
             self._device.close()
             raise
@@ -42,7 +47,7 @@ class VerbsFabric(Fabric):
         if not client.receives:
             raise InvalidRequest("endpoint.receives: a client takes one announcement at least")
         peer = VerbsPeer(
-            self._device, self._staging, self._region, self._thread, client, self._timeout_s
+            self._device, self._sources, self._thread, client, self._timeout, self._lane
         )
         with self._lock:  # not before: connecting to one client shall keep no other waiting
             self._peers.add(peer)
@@ -54,8 +59,8 @@ class VerbsFabric(Fabric):
         for peer in peers:
             peer.close()
         self._thread.close()
-        self._region.close()
+        self._sources.close()
         self._device.close()
 
     def __repr__(self) -> str:
-        return f"<VerbsFabric on {self._device.name}, {len(self._peers)} peers>"
+        return f"<VerbsFabric on {self._device.name}, {len(self._peers)} peers, {self._sources!r}>"

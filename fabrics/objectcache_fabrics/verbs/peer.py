@@ -3,28 +3,31 @@
     open --- a completion failed, the deadline passed, or `close` ---> failing
     failing --- all that was posted has been flushed, or the time for that is over ---> ended
 
-In `failing` nothing is posted any more, and the device still holds what was. Staging memory goes
-back when that has been flushed or the queue pair is destroyed: from then on the device touches none
-of it. Of a device that does neither, it is withdrawn for good.
+In `failing` nothing is posted any more, and the device still holds what was. Memory that is written
+from goes back when that has been flushed or the queue pair is destroyed: from then on the device
+touches none of it. Of a device that does neither, staging memory is withdrawn for good, and lent
+memory lost.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
+from typing import NamedTuple
 
-from objectcache_fabrics.peers import FabricPeer, WriteDone
-from objectcache_fabrics.registered_memory import DRAM, RemoteMemory
-from objectcache_fabrics.staging_memory import StagingMemory
+from objectcache_fabrics.peers import NO_LANE, FabricPeer, TrafficLane, WriteDone, WriteTimeout
+from objectcache_fabrics.registered_memory import DRAM, DeviceMemory, RemoteMemory
 from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
 from objectcache_fabrics.verbs.completion_thread import CompletionThread
-from objectcache_fabrics.verbs.device import VerbsDevice, VerbsRegion
+from objectcache_fabrics.verbs.device import VerbsDevice
 from objectcache_fabrics.verbs.queue_pair import SEGMENTS_MAX, Completion, QueuePair, Segment
 from objectcache_fabrics.verbs.send_queue import SendQueue, TransferKind, VerbsTransfer, Work
+from objectcache_fabrics.verbs.source_memory import SourceMemory
 from objectcache_schemas.errors import DeliveryFailed, InvalidRequest, ObjectCacheError, Unavailable
 
 SEND_DEPTH = 32  # writes under way; of fragments, more than any link holds
@@ -39,25 +42,30 @@ class _State(Enum):
     ENDED = auto()
 
 
+class _Lent(NamedTuple):
+    local_key: int
+    lost: Callable[[], None]
+
+
 class VerbsPeer(FabricPeer):
     """A client on a queue pair of its own."""
 
     def __init__(
         self,
         device: VerbsDevice,
-        staging: StagingMemory,
-        region: VerbsRegion,
+        sources: SourceMemory,
         thread: CompletionThread,
         client: VerbsAddress,
-        timeout_s: float,
+        timeout: WriteTimeout,
+        lane: TrafficLane = NO_LANE,
     ) -> None:
         """Connects, which may take a while. Raises `Unavailable` where the device cannot; nothing
         is left open then.
         """
-        self._staging = staging
-        self._region = region
+        self._sources = sources
+        self._lent: dict[DeviceMemory, _Lent] = {}
         self._thread = thread
-        self._timeout_s = timeout_s
+        self._timeout = timeout
         self._lock = threading.Lock()
         self._state = _State.OPEN
         self._error: ObjectCacheError | None = None
@@ -77,7 +85,7 @@ class VerbsPeer(FabricPeer):
         )
         self._pair = QueuePair(device, send_depth=depth, receive_depth=0, reads_answered=0)
         try:
-            self._pair.connect(client)
+            self._pair.connect(client, lane)
             self._pair.arm()
         except Unavailable:
             self._pair.close()
@@ -118,20 +126,47 @@ class VerbsPeer(FabricPeer):
         done: WriteDone,
     ) -> None:
         assert 0 <= offset_bytes <= memory.length_bytes - len(staged)
-        address = self._region.address + self._staging.offset_of(staged)
-        segment = Segment(address, len(staged), self._region.local_key)
-        transfer = VerbsTransfer(
-            operation, segment, memory.address + offset_bytes, memory.key, done
-        )
         with self._lock:
             error = self._error
             if operation is TransferKind.READ and not self._reads_answered:
                 error = error or DeliveryFailed("the client answers no reads of its memory")
             if error is None:
-                self._queue.add(transfer)
+                self._queue.add(
+                    VerbsTransfer(
+                        operation,
+                        self._segment(staged),
+                        memory.address + offset_bytes,
+                        memory.key,
+                        done,
+                    )
+                )
                 self._post()
         if error is not None:
             self._thread.call(partial(done, error))
+
+    def _segment(self, source: memoryview) -> Segment:
+        """Staged or lent bytes as the device knows them; under the lock."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(source))
+        memory = _containing(self._lent, address, len(source))
+        key = self._sources.staging_key if memory is None else self._lent[memory].local_key
+        return Segment(address, len(source), key)
+
+    def lend(self, memory: DeviceMemory, lost: Callable[[], None]) -> None:
+        with self._lock:
+            if memory not in self._lent and self._state is _State.OPEN:
+                self._lent[memory] = _Lent(self._sources.lend(memory), lost)
+
+    def take_back(self, memory: DeviceMemory) -> None:
+        with self._lock:
+            lent = self._lent.pop(memory, None)
+        if lent is not None:
+            self._let_go(memory)
+
+    def _let_go(self, memory: DeviceMemory) -> None:
+        try:
+            self._sources.take_back(memory)
+        except Unavailable:
+            logger.exception("%r is left registered to the end of the process", memory)
 
     def when_broken(self, callback: Callable[[], None]) -> None:
         with self._lock:
@@ -226,6 +261,7 @@ class VerbsPeer(FabricPeer):
             self._lost = not self._closing
             broken = self._when_broken if self._lost else None
             held = [] if flushed else queue.posted_segments
+            lent, self._lent = self._lent, {}
             done = queue.abandon()
         self._thread.forget(self)
         try:
@@ -233,22 +269,30 @@ class VerbsPeer(FabricPeer):
         except Unavailable:
             logger.exception("%r is left to the end of the process", self._pair)
             if not self._pair.is_destroyed:
-                self._withdraw(held)
+                self._withdraw(held, lent)
+        for memory in lent:
+            self._let_go(memory)
         if broken is not None:
             broken()
         for tell in done:
             tell(self._error)
 
-    def _withdraw(self, segments: list[Segment]) -> None:
-        """The device may go on with these pieces of staging memory at any time."""
-        memory = memoryview(self._staging.memory)
-        begins = [segment.address - self._region.address for segment in segments]
-        for begin, segment in zip(begins, segments, strict=True):
-            self._staging.withdraw(memory[begin : begin + segment.length_bytes])
+    def _withdraw(self, segments: list[Segment], lent: dict[DeviceMemory, _Lent]) -> None:
+        """The device may go on with these pieces at any time: staging memory is withdrawn, and lent
+        memory is lost and taken out of `lent`.
+        """
+        staging = self._sources.staging
+        whole = memoryview(staging.memory)
+        for address, length_bytes, _ in segments:
+            begin = address - staging.address
+            if 0 <= begin < staging.length_bytes:
+                staging.withdraw(whole[begin : begin + length_bytes])
+            elif (memory := _containing(lent, address, length_bytes)) is not None:
+                lent.pop(memory).lost()
         if segments:
             logger.error(
-                "%d pieces of staging memory are out of use until the server is restarted: the "
-                "device does not say that it has let go of them",
+                "%d pieces of memory are out of use until this process is restarted: the device "
+                "does not say that it has let go of them",
                 len(segments),
             )
 
@@ -256,12 +300,9 @@ class VerbsPeer(FabricPeer):
         """Give up a client that takes too long, and a device that does not flush."""
         with self._lock:
             waits_since_s = self._queue.waits_since_s
-            if waits_since_s is not None and now_s - waits_since_s > self._timeout_s:
+            if waits_since_s is not None and now_s - waits_since_s > self._timeout.timeout_s:
                 self._begin_to_fail(
-                    DeliveryFailed(
-                        f"the client has not taken a write within {self._timeout_s:g} s "
-                        "(storage.fabric_timeout_s)"
-                    )
+                    DeliveryFailed(f"the client has not taken a write within {self._timeout}")
                 )
         self._end_if_flushed()
 
@@ -272,3 +313,13 @@ class VerbsPeer(FabricPeer):
 
     def __repr__(self) -> str:
         return f"<VerbsPeer {self._state.name.lower()}, {self._queue!r}>"
+
+
+def _containing(
+    memories: Iterable[DeviceMemory], address: int, length_bytes: int
+) -> DeviceMemory | None:
+    """The memory in which a piece lies."""
+    for memory in memories:
+        if memory.address <= address <= memory.address + memory.length_bytes - length_bytes:
+            return memory
+    return None

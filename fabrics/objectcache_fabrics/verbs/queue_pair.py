@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from objectcache_fabrics.peers import NO_LANE, TrafficLane
 from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
 from objectcache_fabrics.verbs.device import VerbsDevice, descriptor_lock
 from objectcache_fabrics.verbs.pyverbs_binding import load_pyverbs, translated
@@ -124,8 +125,8 @@ class QueuePair:
         self._receive = wr.RecvWR(wr_id=_RECEIVE, num_sge=1, sg=[self._segment])
         self._receive.num_sge = 0  # nothing is received but the announcement; 44 makes none with 0
 
-    def connect(self, peer: VerbsAddress) -> None:
-        """Be ready to send to the peer, and to hear from it.
+    def connect(self, peer: VerbsAddress, lane: TrafficLane = NO_LANE) -> None:
+        """Be ready to send to the peer, in a lane, and to hear from it.
 
         Raises `Unavailable` where this device cannot reach its address, which may take a while;
         other threads go on meanwhile.
@@ -143,16 +144,20 @@ class QueuePair:
         attributes.timeout, attributes.retry_cnt = ACK_TIMEOUT, RETRIES
         attributes.rnr_retry = RECEIVE_RETRIES
         with translated("the peer cannot be reached from this device"):
-            attributes.ah_attr = self._path_to(addr, peer)
+            attributes.ah_attr = self._path_to(addr, peer, lane)
             self._pair.to_rts(attributes)
 
-    def _path_to(self, addr: Any, peer: VerbsAddress) -> Any:
+    def _path_to(self, addr: Any, peer: VerbsAddress, lane: TrafficLane) -> Any:
+        port, level = self._device.port, lane.service_level
         if not self._device.is_ethernet:
-            return addr.AHAttr(port_num=self._device.port, is_global=0, dlid=peer.lid)
+            return addr.AHAttr(port_num=port, is_global=0, dlid=peer.lid, sl=level)
         route = addr.GlobalRoute(
-            dgid=addr.GID(peer.gid_text), sgid_index=self._device.gid_index, hop_limit=HOPS_MAX
+            dgid=addr.GID(peer.gid_text),
+            sgid_index=self._device.gid_index,
+            hop_limit=HOPS_MAX,
+            traffic_class=lane.traffic_class,
         )
-        return addr.AHAttr(port_num=self._device.port, is_global=1, gr=route)
+        return addr.AHAttr(port_num=port, is_global=1, gr=route, sl=level)
 
     def write(
         self, number: int, segments: Sequence[Segment], address: int, key: int, *, signalled: bool

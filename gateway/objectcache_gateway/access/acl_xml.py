@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 from objectcache_gateway.access.acl import GROUPS
 from objectcache_gateway.xml.xml_render import document, element, escape, parent
 from objectcache_gateway.xml.xml_render import owner as owner_element
-from objectcache_gateway.xml.xml_tree import children, malformed, root_of, text_of
+from objectcache_gateway.xml.xml_tree import malformed, root_of
 from objectcache_schemas.accounts import USER_NAME_PATTERN
 from objectcache_schemas.errors import InvalidRequest, Unsupported
 from objectcache_schemas.limits import ACL_GRANTS_MAX
@@ -25,10 +25,10 @@ def parse_acl(body: bytes, owner: str) -> tuple[AclGrant, ...]:
     Raises `InvalidRequest` (also MalformedACLError) and `Unsupported` for a grantee by e-mail.
     """
     root = root_of(body, "AccessControlPolicy")
-    lists = list(children(root, "AccessControlList"))
+    lists = root.findall("AccessControlList")
     if len(lists) != 1:
         raise malformed("an AccessControlPolicy has one AccessControlList")
-    grants = [_grant(node) for node in children(lists[0], "Grant")]
+    grants = [_grant(node) for node in lists[0].iterfind("Grant")]
     if len(grants) > ACL_GRANTS_MAX:
         raise malformed(f"{len(grants)} grants are named, {ACL_GRANTS_MAX} may")
     return tuple(dict.fromkeys(grant for grant in grants if grant.grantee != owner))
@@ -44,11 +44,11 @@ def acl_document(owner: str, grants: Iterable[AclGrant]) -> bytes:
 
 
 def _grant(node: Element) -> AclGrant:
-    grantees = list(children(node, "Grantee"))
+    grantees = node.findall("Grantee")
     if len(grantees) != 1:
         raise malformed("a Grant has one Grantee")
     try:
-        permission = AclPermission((text_of(node, "Permission") or "").strip())
+        permission = AclPermission((node.findtext("Permission") or "").strip())
     except ValueError as error:
         known = ", ".join(permission.value for permission in AclPermission)
         raise malformed(f"a Permission is one of {known}") from error
@@ -56,8 +56,8 @@ def _grant(node: Element) -> AclGrant:
 
 
 def _grantee(node: Element) -> str:
-    group, user = text_of(node, "URI"), text_of(node, "ID")
-    if text_of(node, "EmailAddress") is not None:
+    group, user = node.findtext("URI"), node.findtext("ID")
+    if node.findtext("EmailAddress") is not None:
         raise Unsupported("a grantee by e-mail address is not implemented")
     if group is not None:
         if group not in GROUPS:

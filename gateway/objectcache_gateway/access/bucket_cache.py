@@ -42,11 +42,14 @@ class BucketCache:
     async def ask(self, name: str) -> BucketInfo:
         """The bucket as it is now. Raises `NotFound` (NoSuchBucket) and what a call raises."""
         generation = self._generation
-        info = (await self._ask(GetBucket(name=name))).info
-        # What changed since the question was asked may have changed this one.
-        if generation == self._generation and self._directory.is_followed:
-            self._keep(info)
-        return info
+        bucket = await self._ask(GetBucket(name=name))
+        # What changed since the question was asked may have changed this one. Another server than
+        # the one that is followed may have answered, before or after a change that is not heard of.
+        versions = self._directory.versions
+        is_own = versions is not None and versions[1] == bucket.buckets_version
+        if generation == self._generation and is_own:
+            self._keep(bucket.info)
+        return bucket.info
 
     def _keep(self, info: BucketInfo) -> None:
         info_bytes = len(_ENCODER.encode(info))

@@ -38,6 +38,7 @@ NEEDED: dict[Operation, Needed] = {
     _O.LIST_BUCKETS: Needed(None, _A.SERVICE),
     _O.CREATE_SESSION: Needed(None, _A.SERVICE),
     _O.JOIN_SESSION: Needed(None, _A.SERVICE),
+    _O.LIST_KV_SERVERS: Needed(None, _A.SERVICE),
     _O.CREATE_BUCKET: Needed(_ADMIN, _A.NEW_BUCKET),
     _O.DELETE_BUCKET: Needed(_ADMIN, _A.WHOLE_BUCKET),
     _O.HEAD_BUCKET: Needed(None, _A.SOME_OF_BUCKET),

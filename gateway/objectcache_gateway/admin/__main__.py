@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
+import gc
 import logging
 import os
 import signal
@@ -24,12 +23,14 @@ from objectcache_gateway.connections.http_parser import check_parser
 from objectcache_gateway.connections.https_contexts import server_context
 from objectcache_gateway.signing.credentials import RootCredentials, load_or_create_root
 from objectcache_gateway.start_word import add_start_argument, wait_for_word
-from objectcache_gateway.storage.storage_address import StorageAddress, storage_address
-from objectcache_gateway.storage.storage_connection import StoragePool
+from objectcache_gateway.storage.follow_servers import ServerFollower
+from objectcache_gateway.storage.storage_address import StorageAddresses
+from objectcache_gateway.storage.storage_fleet import StorageFleet
 from objectcache_runtime.logs import configure_logging
 from objectcache_runtime.networking.listening import HostPort, open_listeners, port_of
 from objectcache_runtime.networking.tls import ReloadingContext, keep_reloading
 from objectcache_runtime.settings import Settings, check_paths, parse_command_line
+from objectcache_runtime.told_to_stop import end_of_stdin, stop_signals
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
 
 DESCRIPTION = "Run ObjectCache's admin API: users, buckets, health and metrics over HTTP."
@@ -76,19 +77,13 @@ def listeners_of(settings: Settings) -> list[socket.socket]:
 def warn_of_plain_text(settings: Settings) -> None:
     """Log a warning where tokens would cross a network unencrypted."""
     address = admin_address(settings)
-    if address is None or settings.admin.tls_certificate or _is_loopback(address.host):
+    if address is None or settings.admin.tls_certificate or address.is_loopback:
         return
     logger.warning(
         "admin.listen %s is no loopback address and admin.tls_certificate is not set: tokens "
         "cross the network in plain text",
         address,
     )
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def audit_file(settings: Settings) -> Path:
@@ -101,31 +96,41 @@ async def run(settings: Settings, root: RootCredentials, exit_with_stdin: bool) 
     """Serve until SIGTERM, SIGINT or (if asked) the end of standard input."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop_signals(stop)
     if exit_with_stdin:
-        loop.add_reader(sys.stdin.fileno(), _read_stdin, stop)
+        end_of_stdin(stop)
     context = server_context(settings.admin.tls_certificate, settings.admin.tls_key, "admin")
     listeners = listeners_of(settings)
-    address = storage_address(settings)
-    server = make_server(settings, root, address)
+    addresses = StorageAddresses(settings)
+    server = make_server(settings, root, addresses)
     await server.start(settings.admin_socket)
+    servers = ServerFollower(server.storage, addresses.remote)
+    servers.start()
     for listener in listeners:
         server.listen(listener, context)
     scheme = "https" if context else "http"
     print(f"ready admin {_url(settings, listeners, scheme)}", flush=True)
-    contexts = [made for made in (context, address.context) if made is not None]
+    contexts = [*([context] if context is not None else []), *addresses.contexts]
     if contexts:
         loop.add_signal_handler(signal.SIGHUP, _reload, contexts)
     watch = asyncio.create_task(keep_reloading(contexts, settings.gateway.tls_reload_s))
     await stop.wait()
     watch.cancel()
+    await servers.close()
     await server.close()
 
 
-def make_server(settings: Settings, root: RootCredentials, address: StorageAddress) -> AdminServer:
+def make_server(
+    settings: Settings, root: RootCredentials, addresses: StorageAddresses
+) -> AdminServer:
     """The server and what it reaches, not yet listening. Call it within an event loop."""
-    storage = StoragePool(address, settings.limits, STORAGE_CONNECTIONS_MAX, STORAGE_TIMEOUT_S)
+    storage = StorageFleet(
+        addresses.configured(),
+        settings.limits,
+        STORAGE_CONNECTIONS_MAX,
+        STORAGE_TIMEOUT_S,
+        is_steady=True,
+    )
     gateway = settings.gateway
     audit_log = ChangeAudit(
         audit_file(settings), gateway.audit_log_bytes_max, gateway.audit_log_files_max
@@ -153,12 +158,6 @@ def _url(settings: Settings, listeners: list[socket.socket], scheme: str) -> str
     return f"{scheme}://{HostPort(host, port_of(listeners[0]))}"
 
 
-def _read_stdin(stop: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        stop.set()
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     try:
@@ -177,6 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         warn_of_plain_text(settings)
         root = load_or_create_root(settings.data_dir, os.environ)
+        # What was imported stays: no collection walks over it, as the process runs or ends.
+        gc.freeze()
         uvloop.run(run(settings, root, namespace.exit_with_stdin))
     except InvalidRequest as error:
         print(f"objectcache admin: {error}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from objectcache_gateway.admin.accounts import keys, tokens, usage, users
-from objectcache_gateway.admin.processes import metrics_page, processes, status
+from objectcache_gateway.admin.processes import metrics_page, processes, servers, status
 from objectcache_gateway.admin.serving.openapi import openapi_document
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
 from objectcache_gateway.admin.serving.scopes import ANY
@@ -21,6 +21,7 @@ RESOURCES = (
         engine_checks,
         schedule,
         processes,
+        servers,
         metrics_page,
         backup,
         status,

@@ -33,7 +33,7 @@ from objectcache_gateway.admin.serving.authentication import (
 )
 from objectcache_gateway.admin.serving.change_audit import ChangeAudit, audit_line, without_secrets
 from objectcache_gateway.admin.serving.media_types import JSON
-from objectcache_gateway.admin.serving.problems import name_the_server, problem_response
+from objectcache_gateway.admin.serving.problems import name_the_server
 from objectcache_gateway.admin.serving.read_requests import (
     decode_body,
     decode_query,
@@ -42,10 +42,11 @@ from objectcache_gateway.admin.serving.read_requests import (
 )
 from objectcache_gateway.admin.serving.routes import ApiCaller, Call, Reach, Route
 from objectcache_gateway.admin.serving.scopes import covers
+from objectcache_gateway.answering.problems import problem_response
 from objectcache_gateway.connections.accept_connections import Acceptor
 from objectcache_gateway.connections.end_connections import ConnectionBound
-from objectcache_gateway.request.request_ids import new_request_id
 from objectcache_gateway.signing.credentials import RootCredentials
+from objectcache_gateway.storage.storage_fleet import StorageFleet
 from objectcache_schemas.errors import (
     AccessDenied,
     Busy,
@@ -54,6 +55,7 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     Unavailable,
 )
+from objectcache_schemas.messages.request_labels import new_request_id
 
 REQUESTS_MAX = 64
 SOCKET_MODE = 0o600
@@ -85,6 +87,7 @@ class AdminServer:
         self._requests_in_flight = 0
         self._acceptors: list[Acceptor[AdminConnection]] = []
         self._bounds: list[ConnectionBound] = []
+        self._socket_file: tuple[Path, int] | None = None  # and which one it is
         self._runner = web.AppRunner(
             self._application(routes),
             handler_cancellation=True,
@@ -96,6 +99,7 @@ class AdminServer:
         """Listen on the unix socket, which is for the server's own user and root."""
         await self._runner.setup()
         self.listen(_unix_listener(path), None)
+        self._socket_file = (path, os.stat(path).st_ino)
 
     def listen(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
         """Listen there as well, with a bound of its own."""
@@ -113,8 +117,15 @@ class AdminServer:
         acceptor.start()
         self._acceptors.append(acceptor)
 
+    @property
+    def storage(self) -> StorageFleet:
+        """The storage servers that it reaches."""
+        return self._reach.storage
+
     async def close(self) -> None:
         """End, and what is still asked with it."""
+        if self._socket_file is not None:
+            _remove_own(*self._socket_file)
         for acceptor in self._acceptors:
             acceptor.close()
             acceptor.abort()
@@ -318,6 +329,13 @@ def _unix_listener(path: Path) -> socket.socket:
         raise Unavailable(f"cannot listen on {path}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
+
+
+def _remove_own(path: Path, inode: int) -> None:
+    """Unless another process has put its own there."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_ino == inode:
+            path.unlink()
 
 
 async def _handled(

@@ -18,12 +18,10 @@ from objectcache_gateway.bodies.arrival import ArrivalBudget
 from objectcache_gateway.bodies.body import BodyDecoder
 from objectcache_gateway.request import rdma_request
 from objectcache_gateway.request.addressing import Address
-from objectcache_gateway.request.delivery_headers import adopted_request_id
 from objectcache_gateway.request.request_head import RequestHead
-from objectcache_gateway.request.request_ids import new_request_id
 from objectcache_gateway.request.routes import Operation
 from objectcache_gateway.signing.sigv4 import Authenticated
-from objectcache_gateway.storage.storage_connection import StoragePool
+from objectcache_gateway.storage.storage_fleet import StorageFleet
 from objectcache_gateway.storage.tenant_storage import TenantStorage
 from objectcache_gateway.xml.xml_render import XML, error_document
 from objectcache_gateway.xml.xml_tree import SMALL_XML_BYTES_MAX
@@ -35,6 +33,7 @@ from objectcache_schemas.errors import (
     ObjectCacheError,
     Unsupported,
 )
+from objectcache_schemas.messages.request_labels import adopted_request_id, new_request_id
 
 SERVER_NAME = "ObjectCache"
 THREAD_BYTES_MIN = 64 << 10  # smaller pieces are hashed sooner than a thread takes them over
@@ -81,7 +80,7 @@ class Exchange:
         self,
         request: web.BaseRequest,
         settings: Settings,
-        storage: StoragePool,
+        storage: StorageFleet,
         staging: BufferPathMemory,
         documents: DocumentMemory,
         is_draining: Callable[[], bool],
@@ -95,7 +94,7 @@ class Exchange:
         """
         self.request = request
         self.settings = settings
-        self._pool = storage
+        self._fleet = storage
         self.storage = TenantStorage(storage, "")
         self.staging = staging
         self._document = RequestDocument(documents)
@@ -131,7 +130,7 @@ class Exchange:
     def establish(self, head: RequestHead, query: Mapping[str, str], asked: Asked) -> None:
         """Tell the exchange what was asked."""
         self._head, self._query, self._asked = head, query, asked
-        self.storage = TenantStorage(self._pool, asked.identity)
+        self.storage = TenantStorage(self._fleet, asked.identity)
 
     @property
     def asked(self) -> Asked | None:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 import struct
-from types import TracebackType
 from typing import Self
 
 UNSENT_BYTES_MAX = 256 << 10  # of what is under way besides
@@ -107,12 +106,7 @@ class SendWatch:
             self._arm()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
 

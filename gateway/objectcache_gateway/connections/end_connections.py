@@ -6,12 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 from itertools import islice
+from typing import cast
 
 from aiohttp import web
+from aiohttp.http import WebSocketReader
 from aiohttp.web_protocol import RequestHandler
 
 from objectcache_gateway.connections.client_socket import cut
 from objectcache_gateway.connections.connection_places import ConnectionPlaces
+from objectcache_gateway.connections.masked_frames import MaskedFrames
 from objectcache_gateway.connections.turned_away import Crowding
 
 CROWDED_TIMEOUT_S = 5.0  # to show a signature, where more than half of the places are taken
@@ -182,6 +185,12 @@ class BoundConnection(RequestHandler):
             self.unreadable("a head over its limit")
             self.transport.write(TOO_LARGE)
             self.force_close()
+
+    def set_parser(
+        self, parser: WebSocketReader, data_received_cb: Callable[[], None] | None = None
+    ) -> None:
+        """Have a WebSocket end with the first frame that its client did not mask."""
+        super().set_parser(cast(WebSocketReader, MaskedFrames(parser)), data_received_cb)
 
     def unreadable(self, what: str) -> None:
         """What came is no request: for the log, without a byte of it."""

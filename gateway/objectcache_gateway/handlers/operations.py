@@ -8,7 +8,7 @@ from aiohttp import web
 
 from objectcache_gateway.answering.http_exchange import Exchange
 from objectcache_gateway.handlers.buckets import buckets, lifecycle, listing
-from objectcache_gateway.handlers.kv import client_sessions, prefixes
+from objectcache_gateway.handlers.kv import client_sessions, known_servers, prefixes
 from objectcache_gateway.handlers.objects import acls, attributes, copy_objects, objects, tagging
 from objectcache_gateway.handlers.uploads import complete_upload, multipart
 from objectcache_gateway.request.routes import Operation
@@ -62,6 +62,7 @@ HANDLERS: dict[Operation, Handler] = {
     Operation.GET_KV_LAYOUT: prefixes.get_layout,
     Operation.CREATE_SESSION: prefixes.create_session,
     Operation.JOIN_SESSION: client_sessions.join_session,
+    Operation.LIST_KV_SERVERS: known_servers.list_servers,
 }
 
 # Engines ask these, and compute where they are refused: waiting for a restart takes them longer.

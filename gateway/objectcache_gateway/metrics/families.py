@@ -15,10 +15,11 @@ from objectcache_gateway.metrics.request_counts import (
 from objectcache_runtime.metrics.metric_families import (
     Labelled,
     MetricsPage,
-    alone,
     counter,
     gauge,
     histogram,
+    level,
+    total,
 )
 
 HIT, MISS = "hit", "miss"
@@ -149,33 +150,25 @@ def _of_failures(counts: RequestCounts) -> Iterator[Metric]:
         ("operation",),
         [((name,), count) for name, count in list(counts.rdma_declines.items())],
     )
-    yield counter(
+    yield total(
         "unreadable_requests_total",
         "Requests that were not HTTP, or over a limit of its parser.",
-        (),
-        alone(counts.unreadable),
+        counts.unreadable,
     )
 
 
 def _of_levels(counts: RequestCounts, levels: GatewayLevels) -> Iterator[Metric]:
-    yield gauge(
-        "requests_in_flight",
-        "Requests that are being served.",
-        (),
-        alone(levels.requests_in_flight),
-    )
-    yield gauge("client_connections", "Open client connections.", (), alone(levels.connections))
-    yield counter(
+    yield level("requests_in_flight", "Requests that are being served.", levels.requests_in_flight)
+    yield level("client_connections", "Open client connections.", levels.connections)
+    yield total(
         "client_connections_total",
         "Client connections that were accepted.",
-        (),
-        alone(counts.accepted_connections),
+        counts.accepted_connections,
     )
-    yield gauge(
+    yield level(
         "client_connections_unsigned",
         "Open client connections on which nobody has shown a good signature.",
-        (),
-        alone(levels.strangers),
+        levels.strangers,
     )
     yield counter(
         "turned_away_total",
@@ -192,18 +185,12 @@ def _of_levels(counts: RequestCounts, levels: GatewayLevels) -> Iterator[Metric]
             (("idle",), levels.storage_connections_idle),
         ],
     )
-    yield gauge(
-        "gateway_draining", "1 while the process takes no more work.", (), alone(levels.draining)
+    yield level("gateway_draining", "1 while the process takes no more work.", levels.draining)
+    yield total(
+        "audit_log_lines_total", "Lines of the audit log that were written.", levels.audit_lines
     )
-    yield counter(
-        "audit_log_lines_total",
-        "Lines of the audit log that were written.",
-        (),
-        alone(levels.audit_lines),
-    )
-    yield counter(
+    yield total(
         "audit_log_lines_lost_total",
         "Lines of the audit log that could not be written.",
-        (),
-        alone(levels.audit_lines_lost),
+        levels.audit_lines_lost,
     )

@@ -45,13 +45,6 @@ class RequestHead:
         assert self._query is not None
         return self._query
 
-    def query_value(self, name: str) -> str | None:
-        """First value of a query name, or None where the query lacks it."""
-        for candidate, value in self.query:
-            if candidate == name:
-                return value
-        return None
-
 
 def wire_bytes(text: str) -> bytes:
     """The bytes that a header value or a target had on the wire."""

@@ -60,6 +60,7 @@ class Operation(enum.Enum):
     GET_KV_LAYOUT = "GetKvLayout"
     CREATE_SESSION = "KvSession"
     JOIN_SESSION = "JoinKvSession"
+    LIST_KV_SERVERS = "KvServers"
 
 
 # What S3 answers to a GET of a configuration that a bucket or object does not have.
@@ -89,6 +90,7 @@ _SERVICE: dict[tuple[str, str], Operation] = {
     ("GET", ""): _O.LIST_BUCKETS,
     ("POST", headers.KV_SESSION): _O.CREATE_SESSION,
     ("GET", headers.KV_SESSION): _O.JOIN_SESSION,
+    ("GET", headers.KV_SERVERS): _O.LIST_KV_SERVERS,
 }
 _BUCKET: dict[tuple[str, str], Operation] = {
     ("PUT", ""): _O.CREATE_BUCKET,

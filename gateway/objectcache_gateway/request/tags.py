@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
 from objectcache_gateway.request.request_head import RequestHead, wire_bytes
-from objectcache_gateway.xml.xml_tree import children, malformed, root_of, text_of
+from objectcache_gateway.xml.xml_tree import malformed, root_of
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import TAG_KEY_CHARACTERS_MAX, TAG_VALUE_CHARACTERS_MAX
 
@@ -32,12 +32,12 @@ def tags_of_header(head: RequestHead) -> dict[str, str]:
 
 def parse_tagging(body: bytes, count_max: int) -> dict[str, str]:
     """Tags of a Tagging document; raises `InvalidRequest`: MalformedXML, or InvalidTag."""
-    tag_sets = list(children(root_of(body, "Tagging"), "TagSet"))
+    tag_sets = root_of(body, "Tagging").findall("TagSet")
     if len(tag_sets) != 1:
         raise malformed("Tagging must hold one TagSet")
     pairs: list[tuple[str, str]] = []
     for tag in tag_sets[0]:
-        key, value = text_of(tag, "Key"), text_of(tag, "Value")
+        key, value = tag.findtext("Key"), tag.findtext("Value")
         if key is None or value is None:
             raise malformed("a Tag must hold a Key and a Value")
         pairs.append((key, value))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import configparser
-import contextlib
-import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,17 +13,15 @@ from objectcache_gateway.access.directory import AccessDirectory
 from objectcache_gateway.access.permissions import ROOT, Caller
 from objectcache_gateway.signing.made_up_keys import made_up_access_key, made_up_secret_key
 from objectcache_gateway.signing.sigv4 import NO_SUCH_KEY, FormerKey
-from objectcache_runtime.durable_names import flush_directory
+from objectcache_runtime.private_files import create_once, read_private
 from objectcache_runtime.root_key import (
     ROOT_ACCESS_KEY_VARIABLE,
     ROOT_CREDENTIALS_BYTES_MAX,
     ROOT_CREDENTIALS_FILE,
     ROOT_SECRET_KEY_VARIABLE,
 )
-from objectcache_schemas.accounts import ROOT_USER, AccessKey, User
+from objectcache_schemas.accounts import AccessKey, User
 from objectcache_schemas.errors import AccessDenied, InvalidRequest, Unavailable
-
-ROOT_IDENTITY = ROOT_USER  # the owner of what the root key creates, whatever the key is
 
 SECRET_CHARS_MIN = 8
 SECRET_CHARS_MAX = 1024
@@ -172,15 +167,8 @@ def _from_environment(environment: Mapping[str, str]) -> RootCredentials | None:
 
 
 def _from_file(file: Path) -> RootCredentials | None:
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    with open(descriptor, "rb") as stream:
-        if os.fstat(descriptor).st_mode & 0o077:
-            raise InvalidRequest(f"{file} can be read by others; run: chmod 600 {file}")
-        data = stream.read(ROOT_CREDENTIALS_BYTES_MAX + 1)
-    return _parsed(file, data)
+    data = read_private(file, ROOT_CREDENTIALS_BYTES_MAX)
+    return None if data is None else _parsed(file, data)
 
 
 def _parsed(file: Path, data: bytes) -> RootCredentials:
@@ -201,33 +189,13 @@ def _parsed(file: Path, data: bytes) -> RootCredentials:
 
 
 def _create(file: Path) -> RootCredentials:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = RootCredentials(
-        made_up_access_key(),
-        made_up_secret_key(),
-        str(file),
+    made = RootCredentials(made_up_access_key(), made_up_secret_key(), str(file))
+    text = (
+        f"[default]\naws_access_key_id = {made.access_key}\n"
+        f"aws_secret_access_key = {made.secret_key}\n"
     )
-    temporary = file.with_name(f".{ROOT_CREDENTIALS_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        _write_private(temporary, made)
-        # A link, unlike a rename, fails where another starter was first.
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush_directory(file.parent)
+    create_once(file, text.encode("ascii"))
     winner = _from_file(file)
     if winner is None:
         raise InvalidRequest(f"{file} was removed while it was being made; start again")
     return winner
-
-
-def _write_private(file: Path, credentials: RootCredentials) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w", encoding="ascii") as stream:
-        stream.write(
-            f"[default]\naws_access_key_id = {credentials.access_key}\n"
-            f"aws_secret_access_key = {credentials.secret_key}\n"
-        )
-        stream.flush()
-        os.fsync(descriptor)

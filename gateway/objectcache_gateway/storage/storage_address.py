@@ -28,7 +28,6 @@ class StorageAddress(ABC):
     """Makes connections to one storage server."""
 
     passes_descriptors: bool  # whether a file descriptor can be sent beside a message
-    context: ReloadingContext | None = None  # to be kept reloading by whoever runs the process
 
     @abstractmethod
     async def connect(self) -> socket.socket:
@@ -67,7 +66,7 @@ class TlsAddress(StorageAddress):
 
     def __init__(self, address: HostPort, context: ReloadingContext) -> None:
         self._address = address
-        self._context = self.context = context
+        self._context = context
 
     async def connect(self) -> socket.socket:
         try:
@@ -80,23 +79,53 @@ class TlsAddress(StorageAddress):
         return str(self._address)
 
 
-def storage_address(settings: Settings) -> StorageAddress:
-    """The address that the settings name. Raises `InvalidRequest` where TLS is not set up whole."""
-    server = settings.server
-    if not server.storage_address:
-        return UnixAddress(settings.storage_socket)
-    address = HostPort.parse("server.storage_address", server.storage_address)
-    if not address.host or not address.port:
-        raise InvalidRequest(
-            f"server.storage_address must name a host and a port, got {server.storage_address!r}"
-        )
-    if not server.tls_certificate or not server.tls_ca:
-        raise InvalidRequest(
-            "server.storage_address is set, so server.tls_certificate and server.tls_ca must be, "
-            "too: between hosts both sides show a certificate"
-        )
-    files = certificate_files("server", server.tls_certificate, server.tls_key, server.tls_ca)
-    return TlsAddress(address, mutual_client_context(files))
+class StorageAddresses:
+    """Addresses of storage servers, of which those on other hosts share one certificate."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._context: ReloadingContext | None = None
+
+    @property
+    def contexts(self) -> list[ReloadingContext]:
+        """To be kept reloading by whoever runs the process; none where no certificate is set."""
+        server = self._settings.server
+        return [self._shown("")] if server.tls_certificate and server.tls_ca else []
+
+    def configured(self) -> list[StorageAddress]:
+        """Those that the settings name: `gateway.storage_addresses`, else `server.storage_address`,
+        else the socket in RUN_DIR. Raises `InvalidRequest` where TLS is not set up whole.
+        """
+        several = self._settings.gateway.storage_addresses
+        if several:
+            return [self._one("gateway.storage_addresses", text) for text in several]
+        if self._settings.server.storage_address:
+            return [self.remote(self._settings.server.storage_address)]
+        return [UnixAddress(self._settings.storage_socket)]
+
+    def remote(self, text: str, setting: str = "server.storage_address") -> StorageAddress:
+        """host:port of another host. Raises `InvalidRequest` that names the setting."""
+        address = HostPort.parse(setting, text)
+        if not address.host or not address.port:
+            raise InvalidRequest(f"{setting} must name a host and a port, got {text!r}")
+        return TlsAddress(address, self._shown(setting))
+
+    def _one(self, setting: str, text: str) -> StorageAddress:
+        return UnixAddress(Path(text)) if text.startswith("/") else self.remote(text, setting)
+
+    def _shown(self, setting: str) -> ReloadingContext:
+        server = self._settings.server
+        if not server.tls_certificate or not server.tls_ca:
+            raise InvalidRequest(
+                f"{setting} is set, so server.tls_certificate and server.tls_ca must be, too: "
+                "between hosts both sides show a certificate"
+            )
+        if self._context is None:
+            files = certificate_files(
+                "server", server.tls_certificate, server.tls_key, server.tls_ca
+            )
+            self._context = mutual_client_context(files)
+        return self._context
 
 
 def storage_connections_max(settings: Settings) -> int:

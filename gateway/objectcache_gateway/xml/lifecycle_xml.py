@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from xml.etree.ElementTree import Element
 
 from objectcache_gateway.xml.xml_render import document, element, parent
 from objectcache_gateway.xml.xml_tree import (
-    Element,
-    children,
-    local_name,
     malformed,
     root_of,
-    text_of,
 )
 from objectcache_schemas.errors import InvalidRequest, Unsupported
 from objectcache_schemas.limits import (
@@ -55,7 +52,7 @@ def parse_lifecycle(body: bytes) -> tuple[LifecycleRule, ...]:
     """
     root = root_of(body, "LifecycleConfiguration")
     _check_parts(root, frozenset({"Rule"}))
-    rules = tuple(_rule(child) for child in children(root, "Rule"))
+    rules = tuple(_rule(child) for child in root.iterfind("Rule"))
     if not 1 <= len(rules) <= LIFECYCLE_RULES_MAX:
         raise malformed(f"{len(rules)} rules are given, from 1 to {LIFECYCLE_RULES_MAX} may")
     if len({rule.rule_id for rule in rules}) < len(rules):
@@ -90,7 +87,7 @@ def _rule(node: Element) -> LifecycleRule:
     abort_uploads_days = _days(node, "AbortIncompleteMultipartUpload", "DaysAfterInitiation")
     if expiration_days is None and abort_uploads_days is None:
         raise malformed("a Rule needs Expiration or AbortIncompleteMultipartUpload")
-    status = (text_of(node, "Status") or "").strip()
+    status = (node.findtext("Status") or "").strip()
     if status not in ("Enabled", "Disabled"):
         raise malformed("Status must be Enabled or Disabled")
     return LifecycleRule(
@@ -104,7 +101,7 @@ def _rule(node: Element) -> LifecycleRule:
 
 
 def _rule_id(node: Element) -> str:
-    rule_id = text_of(node, "ID") or secrets.token_hex(_RULE_ID_BYTES)
+    rule_id = node.findtext("ID") or secrets.token_hex(_RULE_ID_BYTES)
     if len(rule_id) > RULE_ID_CHARACTERS_MAX:
         raise InvalidRequest(
             f"an ID has {len(rule_id)} characters, {RULE_ID_CHARACTERS_MAX} are allowed"
@@ -114,14 +111,14 @@ def _rule_id(node: Element) -> str:
 
 def _prefix(node: Element) -> tuple[str, bool]:
     """The prefix of a rule, and whether a Filter names it."""
-    plain = text_of(node, "Prefix")
-    filters = list(children(node, "Filter"))
+    plain = node.findtext("Prefix")
+    filters = node.findall("Filter")
     if len(filters) + (plain is not None) != 1:
         raise malformed("a Rule needs one Filter, or one Prefix without a Filter")
     if plain is not None:
         return plain, False
     _check_parts(filters[0], frozenset({"Prefix"}))
-    return text_of(filters[0], "Prefix") or "", True
+    return filters[0].findtext("Prefix") or "", True
 
 
 def _check_prefix(prefix: str) -> None:
@@ -134,13 +131,13 @@ def _check_prefix(prefix: str) -> None:
 
 def _days(node: Element, action: str, name: str) -> int | None:
     """Days of an action; None where the rule does not have it."""
-    actions = list(children(node, action))
+    actions = node.findall(action)
     if not actions:
         return None
     if len(actions) > 1:
         raise malformed(f"a Rule has {action} more than once")
     _check_parts(actions[0], frozenset({name}))
-    text = (text_of(actions[0], name) or "").strip()
+    text = (actions[0].findtext(name) or "").strip()
     is_number = text.isascii() and text.removeprefix("-").isdigit()
     if not is_number or len(text) > len(str(DAYS_MAX)):
         raise malformed(f"{name} of {action} must be a whole number")
@@ -151,8 +148,8 @@ def _days(node: Element, action: str, name: str) -> int | None:
 
 def _check_parts(node: Element, known: frozenset[str]) -> None:
     for child in node:
-        name = local_name(child)
+        name = child.tag
         if name in _REFUSED:
             raise Unsupported(f"{name} in a lifecycle configuration is not implemented")
         if name not in known:
-            raise malformed(f"{local_name(node)} holds {name[:64]!r}, which it does not have")
+            raise malformed(f"{node.tag} holds {name[:64]!r}, which it does not have")

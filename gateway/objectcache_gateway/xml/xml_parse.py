@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from xml.etree.ElementTree import Element
 
-from objectcache_gateway.xml.xml_tree import Element, children, malformed, root_of, text_of
+from objectcache_gateway.xml.xml_tree import malformed, root_of
 from objectcache_schemas.errors import InvalidRequest
 
 DELETE_KEYS_MAX = 1000  # S3's own
@@ -35,10 +36,10 @@ class CompletedPart:
 def parse_delete(body: bytes) -> tuple[list[DeleteEntry], bool]:
     """Keys and the quiet flag of a DeleteObjects body; raises `InvalidRequest` (MalformedXML)."""
     root = root_of(body, "Delete")
-    entries = [_delete_entry(child) for child in children(root, "Object")]
+    entries = [_delete_entry(child) for child in root.iterfind("Object")]
     if not 1 <= len(entries) <= DELETE_KEYS_MAX:
         raise malformed(f"Delete names {len(entries)} objects, from 1 to {DELETE_KEYS_MAX} may")
-    return entries, (text_of(root, "Quiet") or "").strip().lower() == "true"
+    return entries, (root.findtext("Quiet") or "").strip().lower() == "true"
 
 
 def parse_complete(body: bytes) -> list[CompletedPart]:
@@ -48,7 +49,7 @@ def parse_complete(body: bytes) -> list[CompletedPart]:
     Raises `InvalidRequest`: MalformedXML, or InvalidPartOrder.
     """
     root = root_of(body, "CompleteMultipartUpload", COMPLETE_ELEMENTS_MAX)
-    parts = [_completed_part(child) for child in children(root, "Part")]
+    parts = [_completed_part(child) for child in root.iterfind("Part")]
     if not 1 <= len(parts) <= PARTS_MAX:
         raise malformed(f"{len(parts)} parts are named, from 1 to {PARTS_MAX} may")
     numbers = [part.part_number for part in parts]
@@ -61,14 +62,14 @@ def parse_location(body: bytes) -> str:
     """The location constraint of a CreateBucket body; empty where there is none."""
     if not body.strip():
         return ""
-    return (text_of(root_of(body, "CreateBucketConfiguration"), "LocationConstraint") or "").strip()
+    return (root_of(body, "CreateBucketConfiguration").findtext("LocationConstraint") or "").strip()
 
 
 def _delete_entry(child: Element) -> DeleteEntry:
-    key = text_of(child, "Key")
+    key = child.findtext("Key")
     if not key:
         raise malformed("an Object of Delete has no Key")
-    return DeleteEntry(key, text_of(child, "VersionId"), text_of(child, "ETag"))
+    return DeleteEntry(key, child.findtext("VersionId"), child.findtext("ETag"))
 
 
 def _completed_part(child: Element) -> CompletedPart:

@@ -8,7 +8,7 @@ entities, is refused. Names lose their namespace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -16,18 +16,6 @@ from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
 from objectcache_schemas.errors import InvalidRequest
-
-__all__ = [
-    "ELEMENTS_MAX",
-    "SMALL_XML_BYTES_MAX",
-    "Element",
-    "children",
-    "local_name",
-    "malformed",
-    "parse_apart",
-    "root_of",
-    "text_of",
-]
 
 SMALL_XML_BYTES_MAX = 128 << 10  # of tags, lists and locations: 50 tags of S3's longest are 100 KiB
 ELEMENTS_MAX = 10_000  # 1,000 keys to delete have 6,000, 1,000 lifecycle rules 9,000
@@ -59,24 +47,6 @@ def root_of(body: bytes, name: str, elements_max: int = ELEMENTS_MAX) -> Element
     if root.tag != name:
         raise malformed(f"the body must be a {name} document")
     return root
-
-
-def local_name(node: Element) -> str:
-    """An element's name without its namespace."""
-    return node.tag
-
-
-def children(node: Element, name: str) -> Iterator[Element]:
-    """The children of this name."""
-    return (child for child in node if child.tag == name)
-
-
-def text_of(node: Element, name: str) -> str | None:
-    """Text of the first child of this name; None where there is no such child."""
-    for child in node:
-        if child.tag == name:
-            return child.text or ""
-    return None
 
 
 def malformed(message: str) -> InvalidRequest:

@@ -16,11 +16,28 @@ from objectcache_laboratory.demo.conversation import DemoConversation, FetchPath
 from objectcache_laboratory.demo.document import Document, load_document
 from objectcache_laboratory.demo.options import QUESTIONS, DemoOptions, parse_options
 from objectcache_laboratory.demo.paced_link import paced_link
-from objectcache_laboratory.demo.report import timeline_text, turn_line, turns_table, verdict
-from objectcache_laboratory.demo.results import SAME_HOST, DemoResult, TurnMeasurement, best_reuse
-from objectcache_laboratory.demo.server_process import RunningServer, running_server
+from objectcache_laboratory.demo.report import (
+    slow_table,
+    timeline_text,
+    turn_line,
+    turns_table,
+    verdict,
+)
+from objectcache_laboratory.demo.results import (
+    ENCODED,
+    PLAIN,
+    SAME_HOST,
+    DemoResult,
+    TurnMeasurement,
+    best_reuse,
+)
+from objectcache_laboratory.demo.server_process import (
+    RunningServer,
+    running_server,
+    store_encoded,
+)
 from objectcache_laboratory.demo.timeline_svg import timeline_svg
-from objectcache_laboratory.reference_engine import ReferenceEngine
+from objectcache_laboratory.reference_engine.engine import ReferenceEngine
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 
 EXIT_FAILED = 1
@@ -71,6 +88,7 @@ def _converse(options: DemoOptions, document: Document, console: Console) -> Dem
         )
         console.print(f"server at {server.endpoint}, stopped and removed at the end")
         paths = _paths(options, server, stack)
+        slow_paths = _slow_paths(options, server, stack)
         turns: list[TurnMeasurement] = []
         conversation = DemoConversation(
             engine,
@@ -80,7 +98,8 @@ def _converse(options: DemoOptions, document: Document, console: Console) -> Dem
             lambda step: status.update(f"turn {len(turns) + 1}: {step}"),
         )
         for text in _said(document, options.turns):
-            turns.append(conversation.turn(text))
+            is_last = len(turns) + 1 == options.turns
+            turns.append(conversation.turn(text, slow_paths if is_last else ()))
             console.print(turn_line(turns[-1]), soft_wrap=True)
         status.update("stopping the server")
     return DemoResult(
@@ -115,15 +134,43 @@ def _paths(
     return paths
 
 
-def _client(server: RunningServer, url: str, transport: str) -> Client:
+def _slow_paths(
+    options: DemoOptions, server: RunningServer, stack: contextlib.ExitStack
+) -> list[FetchPath]:
+    """The same link to a bucket of plain chunks and to one of encoded chunks, if it is to be."""
+    if not options.slow_link_gbit_per_s:
+        return []
+    layout = options.model.kv_layout(options.chunk_tokens)
+    rate_bytes_per_s = options.slow_link_gbit_per_s * 10**9 // 8
+    url = stack.enter_context(paced_link(server.endpoint, rate_bytes_per_s))
+    paths = []
+    for name, encodings in ((PLAIN, []), (ENCODED, ["planes-zstd"])):
+        client = stack.enter_context(_client(server, url, "body", encodings))
+        bucket = client.kv_bucket(f"{BUCKET}-{name}", layout, create=True)
+        if encodings:
+            store_encoded(server, bucket.name)
+        paths.append(FetchPath(name, bucket))
+    return paths
+
+
+def _client(
+    server: RunningServer, url: str, transport: str, encodings: Sequence[str] = ()
+) -> Client:
     return Client(
-        url, access_key=server.access_key, secret_key=server.secret_key, transport=transport
+        url,
+        access_key=server.access_key,
+        secret_key=server.secret_key,
+        transport=transport,
+        encodings=encodings,
     )
 
 
 def _show(result: DemoResult, options: DemoOptions, console: Console) -> int:
     console.print()
     console.print(turns_table(result))
+    if result.turns[-1].slow_reuses:
+        console.print()
+        console.print(slow_table(result.turns[-1], options.slow_link_gbit_per_s))
     drawn = best_reuse(result.turns)
     if drawn is not None:
         path = result.paths[-1]

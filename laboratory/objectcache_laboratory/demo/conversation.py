@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from objectcache_laboratory.demo.results import LayerEvents, ReuseMeasurement, TurnMeasurement
-from objectcache_laboratory.reference_engine import (
-    LayerTiming,
-    LocalKv,
+from objectcache_laboratory.reference_engine.engine import (
     PrefillResult,
     ReferenceEngine,
     relative_difference,
-    to_chunks,
 )
+from objectcache_laboratory.reference_engine.kv_chunks import LocalKv, to_chunks
+from objectcache_laboratory.reference_engine.timeline import LayerTiming
 
 if TYPE_CHECKING:
     from objectcache import KvBucket
@@ -36,6 +35,7 @@ Notify = Callable[[str], None]
 
 DELIVERIES = ("chunkwise", "layerwise")
 REUSE_RUNS = 3  # measured of each way; odd, so that the median is a run
+SLOW_RUNS = 1  # over the slow link, where a run takes longer and varies less
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,19 @@ class DemoConversation:
         self._turn = 0
         self._stored: Bytes | None = None  # uint8[N, L, S], our copy of what was put
 
-    def turn(self, text: bytes) -> TurnMeasurement:
-        """Say `text`, measure and check the answer, and store what is new."""
+    def turn(self, text: bytes, slow_paths: Sequence[FetchPath] = ()) -> TurnMeasurement:
+        """Say `text`, measure and check the answer, and store what is new.
+
+        `slow_paths` lead to buckets in which the prefix is put before it is fetched, layerwise.
+        """
         self._turn += 1
         prompt = self._said + text
-        matched = self._bucket.match(self._reusable_keys(prompt))
-        measured = self._reused(prompt, matched) if matched else self._computed(prompt)
+        keys = self._reusable_keys(prompt)
+        matched = self._bucket.match(keys)
+        for path in slow_paths if matched else ():
+            assert self._stored is not None
+            path.bucket.put(keys[:matched], self._stored[:matched])
+        measured = self._reused(prompt, matched, slow_paths) if matched else self._computed(prompt)
         self._said = prompt + bytes(measured.answer)
         return measured
 
@@ -97,11 +104,16 @@ class DemoConversation:
             recomputed_answer=answer,
         )
 
-    def _reused(self, prompt: bytes, matched: int) -> TurnMeasurement:
+    def _reused(
+        self, prompt: bytes, matched: int, slow_paths: Sequence[FetchPath]
+    ) -> TurnMeasurement:
         """A turn whose first `matched` chunks are stored."""
         local = self._local_reuse(prompt, matched)
         window_s = statistics.mean(timing.compute_s for timing in local.timeline)
-        reuses, result = self._measured_reuses(prompt, window_s, local)
+        ways = [(path, delivery) for path in self._paths for delivery in DELIVERIES]
+        reuses, result = self._measured_reuses(ways, REUSE_RUNS, prompt, window_s, local)
+        slow_ways = [(path, "layerwise") for path in slow_paths]
+        slow_reuses, _ = self._measured_reuses(slow_ways, SLOW_RUNS, prompt, window_s, local)
         answer = self._answer(result)
         stored_chunks = self._store(prompt, answer, result, matched)
         recompute_ttft_s, recomputed = self._recompute(prompt)
@@ -113,6 +125,7 @@ class DemoConversation:
             stored_chunks=stored_chunks,
             recompute_ttft_s=recompute_ttft_s,
             reuses=reuses,
+            slow_reuses=slow_reuses,
             logits_difference=relative_difference(result.logits, recomputed.logits),
             answer=answer,
             recomputed_answer=self._answer(recomputed),
@@ -134,14 +147,18 @@ class DemoConversation:
         )
 
     def _measured_reuses(
-        self, prompt: bytes, window_s: float, local: PrefillResult
+        self,
+        ways: Sequence[tuple[FetchPath, str]],
+        count: int,
+        prompt: bytes,
+        window_s: float,
+        local: PrefillResult,
     ) -> tuple[tuple[ReuseMeasurement, ...], PrefillResult]:
-        """Each path with each delivery, and what the last run left."""
-        ways = [(path, delivery) for path in self._paths for delivery in DELIVERIES]
+        """Paths with deliveries, so many runs of each, and what the last run left."""
         runs: list[list[ReuseMeasurement]] = [[] for _ in ways]
         result = local
-        for run in range(1 + REUSE_RUNS):
-            self._notify(f"fetching the prefix, run {run} of {REUSE_RUNS}")
+        for run in range(1 + count):
+            self._notify(f"fetching the prefix, run {run} of {count}")
             for way_runs, (path, delivery) in zip(runs, ways, strict=True):
                 measured, result = self._fetch(path, delivery, prompt, window_s, local)
                 way_runs.append(measured)
@@ -174,6 +191,7 @@ class DemoConversation:
                 ttft_s=end_s - start_s,
                 fetch_start_s=fetch_start_s - start_s,
                 layers=layer_events(result.timeline, delivery.arrivals_s, fetch_start_s, start_s),
+                wire_bytes=delivery.wire_bytes or delivery.delivered_bytes,
                 bytes_identical=self._holds_what_was_put(delivery.wait_layer, matched),
                 logits_identical=result.logits.tobytes() == local.logits.tobytes(),
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from objectcache_laboratory.reference_engine import ModelConfig
+from objectcache_laboratory.reference_engine.config import ModelConfig
 from objectcache_schemas.errors import InvalidRequest
 
 QUESTIONS = (
@@ -31,6 +31,7 @@ class DemoOptions:
     answer_tokens: int = 16
     chunk_tokens: int = 32
     link_gbit_per_s: int = 5  # of the second path; 0 leaves it out
+    slow_link_gbit_per_s: int = 1  # over which one turn is fetched encoded, too; 0 leaves it out
     model: ModelConfig = DEFAULT_MODEL
     output_dir: Path = DEFAULT_OUTPUT_DIR  # of the timeline and the server's log
     json_file: Path | None = None
@@ -42,6 +43,7 @@ class DemoOptions:
             ("answer_tokens", 1, 1024),
             ("chunk_tokens", 1, 1024),
             ("link_gbit_per_s", 0, 400),
+            ("slow_link_gbit_per_s", 0, 400),
             ("document_tokens_max", self.chunk_tokens, 32_768),
         ):
             value: int = getattr(self, name)
@@ -73,6 +75,7 @@ def parse_options(arguments: Sequence[str]) -> DemoOptions:
         answer_tokens=given.answer_tokens,
         chunk_tokens=given.chunk_tokens,
         link_gbit_per_s=given.link_gbit_per_s,
+        slow_link_gbit_per_s=given.slow_link_gbit_per_s,
         output_dir=given.output_dir,
         json_file=given.json,
     )
@@ -124,6 +127,13 @@ def _parser() -> argparse.ArgumentParser:
         default=default.link_gbit_per_s,
         metavar="N",
         help="also fetch over a link of this rate, paced on this host; 0: do not",
+    )
+    parser.add_argument(
+        "--slow-link-gbit-per-s",
+        type=int,
+        default=default.slow_link_gbit_per_s,
+        metavar="N",
+        help="fetch the last turn's prefix over such a link, too, plain and encoded; 0: do not",
     )
     parser.add_argument(
         "--output-dir",

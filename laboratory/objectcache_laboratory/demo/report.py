@@ -7,7 +7,7 @@ from rich.table import Table
 from objectcache_laboratory.demo.conversation import DELIVERIES, REUSE_RUNS
 from objectcache_laboratory.demo.results import DemoResult, TurnMeasurement
 from objectcache_laboratory.demo.timeline_text import LEGEND, timeline_rows
-from objectcache_laboratory.reference_engine import RECOMPUTATION_TOLERANCE
+from objectcache_laboratory.reference_engine.engine import RECOMPUTATION_TOLERANCE
 
 TIMELINE_COLUMNS = 60
 TIMELINE_COLUMNS_MIN = 16
@@ -32,6 +32,26 @@ def turns_table(result: DemoResult) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for turn in result.turns:
         table.add_row(*_turn_cells(turn, result.paths))
+    return table
+
+
+def slow_table(turn: TurnMeasurement, gbit_per_s: int) -> Table:
+    """What the link carried for one turn, plain and encoded, and when its first token was there."""
+    table = Table(
+        title=f"Turn {turn.turn} over {gbit_per_s} Gbit/s, layerwise, as it is and encoded",
+        caption="No bit is lost; the engine decodes. Of float32 one byte in four shrinks, of "
+        "bfloat16 every other.",
+        box=None,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    table.add_column("chunks")
+    for heading in ("MiB on the wire", "MiB delivered", "ms to first token"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for reuse in turn.slow_reuses:
+        wire, delivered = _mib(reuse.wire_bytes), _mib(turn.fetched_bytes)
+        table.add_row(reuse.path, wire, delivered, _ms(reuse.ttft_s))
     return table
 
 
@@ -78,11 +98,15 @@ def _turn_cells(turn: TurnMeasurement, paths: tuple[str, ...]) -> list[str]:
         str(turn.turn),
         f"{turn.prompt_tokens:,}",
         f"{turn.hit_tokens / turn.prompt_tokens:.0%}",
-        f"{turn.fetched_bytes / (1 << 20):.1f}",
+        _mib(turn.fetched_bytes),
         _ms(turn.recompute_ttft_s),
     ]
     reuses = [turn.reuse(path, delivery) for path in paths for delivery in DELIVERIES]
     return cells + ["-" if reuse is None else _ms(reuse.ttft_s) for reuse in reuses]
+
+
+def _mib(length_bytes: int) -> str:
+    return f"{length_bytes / (1 << 20):.1f}"
 
 
 def _ms(duration_s: float) -> str:

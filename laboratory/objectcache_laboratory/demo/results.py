@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
-from objectcache_laboratory.reference_engine import RECOMPUTATION_TOLERANCE, ModelConfig
+from objectcache_laboratory.reference_engine.config import ModelConfig
+from objectcache_laboratory.reference_engine.engine import RECOMPUTATION_TOLERANCE
 
 SAME_HOST = "same host"
+PLAIN, ENCODED = "plain", "encoded"  # over the slow link
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class ReuseMeasurement:
     ttft_s: float  # prompt to first token: match, fetch, suffix
     fetch_start_s: float  # the match was answered
     layers: tuple[LayerEvents, ...]
+    wire_bytes: int  # of the payload as it was sent
     bytes_identical: bool  # fetched KV to what was put
     logits_identical: bool  # to those of the same KV kept in local memory
 
@@ -47,6 +50,7 @@ class TurnMeasurement:
     stored_chunks: int
     recompute_ttft_s: float
     reuses: tuple[ReuseMeasurement, ...] = ()  # empty: nothing of the prompt was stored
+    slow_reuses: tuple[ReuseMeasurement, ...] = ()  # over the slow link, plain and encoded
     logits_difference: float = 0.0  # of reuse to recomputation, relative
     answer: tuple[int, ...] = ()
     recomputed_answer: tuple[int, ...] = ()
@@ -92,7 +96,7 @@ def best_reuse(turns: Iterable[TurnMeasurement]) -> TurnMeasurement | None:
 
 
 def _turn_failures(turn: TurnMeasurement) -> Iterator[str]:
-    for reuse in turn.reuses:
+    for reuse in (*turn.reuses, *turn.slow_reuses):
         fetching = f"{reuse.delivery} fetching over {reuse.path}"
         if not reuse.bytes_identical:
             yield f"turn {turn.turn}: {fetching} gave other bytes than were put"

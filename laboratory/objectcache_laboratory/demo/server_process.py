@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import os
 import selectors
@@ -14,11 +13,13 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from objectcache.channel.credentials_file import read_credentials
 from objectcache_runtime.root_key import ROOT_CREDENTIALS_FILE
 from objectcache_runtime.settings import ENVIRONMENT_PREFIX
 from objectcache_schemas.errors import Unavailable
 
 READY_PREFIX = b"ready http"
+COMMAND_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0  # the server's own bound on draining is 20 s
 
 
@@ -29,6 +30,7 @@ class RunningServer:
     endpoint: str
     access_key: str
     secret_key: str
+    data_dir: Path
 
 
 def serve_command(data_dir: Path) -> list[str]:
@@ -48,7 +50,25 @@ def running_server(log_file: Path, start_timeout_s: float) -> Generator[RunningS
         data_dir = Path(directory)
         with started(serve_command(data_dir), log_file) as process:
             endpoint = await_ready(process, log_file, start_timeout_s)
-            yield RunningServer(endpoint, *_credentials(data_dir / ROOT_CREDENTIALS_FILE))
+            keys = read_credentials(data_dir / ROOT_CREDENTIALS_FILE)
+            yield RunningServer(endpoint, *keys, data_dir)
+
+
+def store_encoded(server: RunningServer, bucket: str) -> None:
+    """Have the bucket's chunks stored encoded from now on, as an operator would. Raises
+    `Unavailable` with what the command says where it fails.
+    """
+    command = [sys.executable, "-m", "objectcache_operations", "admin", "bucket", "policy", bucket]
+    done = subprocess.run(
+        [*command, "--encoding", "planes-zstd", "--data-dir", str(server.data_dir)],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        env=_environment(os.environ),
+        check=False,
+    )
+    if done.returncode:
+        raise Unavailable(f"the bucket's policy was not changed: {done.stderr.strip()}")
 
 
 @contextlib.contextmanager
@@ -108,16 +128,6 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if not name.startswith(ENVIRONMENT_PREFIX)
     }
-
-
-def _credentials(file: Path) -> tuple[str, str]:
-    parser = configparser.ConfigParser(interpolation=None)
-    try:
-        parser.read_string(file.read_text("utf-8"))
-        section = parser["default"]
-        return section["aws_access_key_id"], section["aws_secret_access_key"]
-    except (OSError, KeyError, configparser.Error) as error:
-        raise Unavailable(f"the server's credentials, {file}: {error}") from error
 
 
 def _last_words(log_file: Path) -> str:

@@ -42,11 +42,6 @@ class ModelConfig:
         if self.rope_theta <= 1:
             raise InvalidRequest(f"rope_theta must be above 1, got {self.rope_theta}")
 
-    @property
-    def heads_per_kv_head(self) -> int:
-        """Query heads that share one key and value head."""
-        return self.n_heads // self.n_kv_heads
-
     def slice_bytes(self, chunk_tokens: int) -> int:
         """S: bytes of one layer of one chunk, `float32[2 (K, V), G, n_kv_heads, head_dim]`."""
         return 2 * chunk_tokens * self.n_kv_heads * self.head_dim * DTYPE_BYTES

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_laboratory.reference_engine.config import DTYPE_BYTES, ModelConfig
+from objectcache_laboratory.reference_engine.config import DTYPE_BYTES
 from objectcache_laboratory.reference_engine.kv_cache import KvCache
 
 Array = npt.NDArray[np.float32]
@@ -56,27 +56,6 @@ def to_chunks(
     for layer in range(kv.num_layers):
         _copy_layer(kv, layer, first_chunk, chunks[:, layer])
     return chunks.view(np.uint8).reshape(count, kv.num_layers, _slice_bytes(slice_shape))
-
-
-def layer_payload(
-    kv: KvCache, layer: int, chunk_tokens: int, first_chunk: int = 0, end_chunk: int | None = None
-) -> Bytes:
-    """One layer of the whole chunks as `uint8[N, S]`, copied once: what a layerwise put takes."""
-    count = _selected_count(kv, chunk_tokens, first_chunk, end_chunk)
-    slice_shape = _slice_shape(kv, chunk_tokens)
-    payload = np.empty((count, *slice_shape), np.float32)
-    _copy_layer(kv, layer, first_chunk, payload)
-    return payload.view(np.uint8).reshape(count, _slice_bytes(slice_shape))
-
-
-def from_chunks(chunks: Bytes, config: ModelConfig) -> KvCache:
-    """The KV that `uint8[N, num_layers, S]` holds, copied once."""
-    chunk_count, _, slice_bytes = chunks.shape
-    kv = KvCache.empty(config, chunk_count * slice_bytes // config.slice_bytes(1))
-    for layer in range(kv.num_layers):
-        load_layer(kv, layer, chunks[:, layer])
-    kv.length = kv.capacity
-    return kv
 
 
 def load_layer(kv: KvCache, layer: int, payload: Bytes) -> None:

@@ -29,6 +29,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     matched_blocks: int
     expected_blocks: int  # an empty store that is asked one request at a time
+    untimely_blocks: int  # of those that were missed: asked for before who puts them had ended
     tokens: int
     matched_tokens: int
     fetched_bytes: int
@@ -50,15 +51,20 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(
-    outcomes: Sequence[RequestOutcome], expected_matches: Sequence[int], elapsed_s: float
+    outcomes: Sequence[RequestOutcome], askers: Sequence[Sequence[int]], elapsed_s: float
 ) -> ReplayReport:
-    """Add up the outcomes of a replay that took `elapsed_s`."""
+    """Add up the outcomes of a replay that took `elapsed_s`; `askers` are `first_askers`."""
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     return ReplayReport(
         requests=len(outcomes),
         blocks=sum(outcome.block_count for outcome in outcomes),
         matched_blocks=sum(outcome.matched_blocks for outcome in outcomes),
-        expected_blocks=sum(expected_matches),
+        expected_blocks=sum(map(len, askers)),
+        untimely_blocks=sum(
+            outcomes[asker].ended_s > outcome.begun_s
+            for outcome, firsts in zip(outcomes, askers, strict=True)
+            for asker in firsts[outcome.matched_blocks :]
+        ),
         tokens=sum(outcome.token_count for outcome in outcomes),
         matched_tokens=sum(outcome.matched_tokens for outcome in outcomes),
         fetched_bytes=sum(outcome.fetched_bytes for outcome in outcomes),
@@ -98,6 +104,8 @@ def _rows(report: ReplayReport) -> Iterable[tuple[str, str]]:
     yield "requests", f"{report.requests:,} in {report.elapsed_s:.2f} s"
     yield "hit rate, blocks", _share(report.matched_blocks, report.blocks)
     yield "  of an ideal store", _share(report.expected_blocks, report.blocks)
+    if report.untimely_blocks:
+        yield "  missed, being put just then", f"{report.untimely_blocks:,}; --concurrency 1 waits"
     yield "hit rate, tokens", _share(report.matched_tokens, report.tokens)
     yield "fetched", _volume(report.fetched_bytes, report.elapsed_s)
     yield "put", _volume(report.put_bytes, report.elapsed_s)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from objectcache_laboratory.replay.kv_bytes import Bytes, KvBytes
@@ -68,6 +68,8 @@ class RequestOutcome:
     last_layer_s: float | None = None
     put_s: float | None = None
     late_s: float = 0.0  # begun after its arrival in the trace, because others were in the way
+    begun_s: float = 0.0  # of a monotonic clock
+    ended_s: float = 0.0
     error: ObjectCacheError | None = None
 
 
@@ -89,10 +91,12 @@ class Replay:
     def request(self, request: TraceRequest, late_s: float = 0.0) -> RequestOutcome:
         """Replay one request; an error of the store is an outcome, not raised."""
         blocks, tokens = len(request.hash_ids), request.input_length
+        begun_s = time.monotonic()
         try:
-            return self._replayed(request, late_s)
+            outcome = self._replayed(request, late_s)
         except ObjectCacheError as error:
-            return RequestOutcome(blocks, tokens, late_s=late_s, error=error)
+            outcome = RequestOutcome(blocks, tokens, late_s=late_s, error=error)
+        return replace(outcome, begun_s=begun_s, ended_s=time.monotonic())
 
     def _replayed(self, request: TraceRequest, late_s: float) -> RequestOutcome:
         keys = chunk_keys(self._layout, request)

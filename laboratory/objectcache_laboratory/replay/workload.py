@@ -48,19 +48,23 @@ def tokens_of(request: TraceRequest, block_count: int, block_tokens: int) -> int
     return min(block_count * block_tokens, request.input_length)
 
 
-def expected_matches(requests: Sequence[TraceRequest]) -> list[int]:
-    """Matched blocks of each request in a store that was empty, loses nothing, and is asked one
+def first_askers(requests: Sequence[TraceRequest]) -> list[list[int]]:
+    """Of each request, for its matched blocks in order, the number of the request that asked for
+    the block first and so puts it: in a store that was empty, loses nothing, and is asked one
     request at a time. What a replay falls short of it, eviction or concurrency took.
     """
-    nodes: dict[tuple[int, int], int] = {}  # (node of the prefix before, hash id) to node
-    return [_insert(nodes, request.hash_ids) for request in requests]
+    nodes: dict[tuple[int, int], tuple[int, int]] = {}  # (node before, hash id) to (node, asker)
+    return [_insert(nodes, request.hash_ids, number) for number, request in enumerate(requests)]
 
 
-def _insert(nodes: dict[tuple[int, int], int], hash_ids: Sequence[int]) -> int:
-    """Add a prefix to the tree; returns how many of its blocks were there."""
-    node, matched = -1, 0
+def _insert(
+    nodes: dict[tuple[int, int], tuple[int, int]], hash_ids: Sequence[int], number: int
+) -> list[int]:
+    """Add a prefix to the tree; returns who asked first for those of its blocks that were there."""
+    node, askers = -1, list[int]()
     for hash_id in hash_ids:
         before = len(nodes)
-        node = nodes.setdefault((node, hash_id), before)
-        matched += len(nodes) == before
-    return matched
+        node, asker = nodes.setdefault((node, hash_id), (before, number))
+        if len(nodes) == before:
+            askers.append(asker)
+    return askers

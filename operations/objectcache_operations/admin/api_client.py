@@ -21,6 +21,7 @@ from objectcache_schemas.errors import (
     WireError,
 )
 from objectcache_schemas.headers import ADMIN_API
+from objectcache_schemas.messages.later_fields import AnswerDecoder
 from objectcache_schemas.operators.admin_api import SIGNING_SERVICE, Problem
 
 R = TypeVar("R")
@@ -57,6 +58,11 @@ def path_of(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
+def _target(path: str, query: Mapping[str, str | int | None]) -> str:
+    given = {name: value for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given, quote_via=quote)}" if given else path
+
+
 class ApiClient:
     """Asks the admin API, one request after the other.
 
@@ -71,19 +77,16 @@ class ApiClient:
 
     def get(self, path: str, reply_type: type[R], **query: str | int | None) -> R:
         """Ask; parts of the query that are None or empty are left out."""
-        given = {name: value for name, value in query.items() if value not in (None, "")}
-        target = f"{path}?{urlencode(given, quote_via=quote)}" if given else path
-        return self._decoded(self._asked("GET", target, b""), reply_type)
+        return self._decoded(self._asked("GET", _target(path, query), b""), reply_type)
 
-    def send(self, method: str, path: str, body: msgspec.Struct, reply_type: type[R]) -> R:
-        """Send a body and return the reply."""
-        return self._decoded(self._asked(method, path, _encoded(body)), reply_type)
+    def send(self, method: str, path: str, body: msgspec.Struct | None, reply_type: type[R]) -> R:
+        """Send a body, or none, and return the reply."""
+        encoded = b"" if body is None else _encoded(body)
+        return self._decoded(self._asked(method, path, encoded), reply_type)
 
     def delete(self, path: str, **query: str) -> bytes:
         """Delete; returns what is answered."""
-        given = {name: value for name, value in query.items() if value}
-        target = f"{path}?{urlencode(given, quote_via=quote)}" if given else path
-        return self._read(self._asked("DELETE", target, b""))
+        return self._read(self._asked("DELETE", _target(path, query), b""))
 
     def stream(self, path: str, body: msgspec.Struct, line_type: type[R]) -> Iterator[R]:
         """Send a body and return the reply's lines as they come."""
@@ -122,7 +125,7 @@ class ApiClient:
 
     def _line(self, data: bytes, reply_type: type[R]) -> R:
         try:
-            return msgspec.json.decode(data, type=reply_type)
+            return AnswerDecoder[R](reply_type, msgspec.json).decode(data)
         except msgspec.MsgspecError as error:
             raise ObjectCacheError(
                 f"{self._access.endpoint} is of another version: {error}"
@@ -212,7 +215,7 @@ def _encoded(body: msgspec.Struct) -> bytes:
 
 def _problem(status: int, data: bytes) -> ObjectCacheError:
     try:
-        problem = msgspec.json.decode(data, type=Problem)
+        problem = AnswerDecoder[Problem](Problem, msgspec.json).decode(data)
     except msgspec.MsgspecError:
         return ObjectCacheError(f"the admin API answered {status}")
     if problem.code not in ERRORS:

@@ -16,10 +16,13 @@ from objectcache_operations.admin.accounts.tokens import token_app
 from objectcache_operations.admin.accounts.usage import usage
 from objectcache_operations.admin.accounts.users import grant_app, user_app
 from objectcache_operations.admin.command import Server, on_server, print_json
+from objectcache_operations.admin.copying.copy_command import copy
 from objectcache_operations.admin.schedule.schedule import schedule_app
 from objectcache_operations.admin.status.top import top
 from objectcache_operations.admin.storage.backups import backup, restore
 from objectcache_operations.admin.storage.buckets import bucket_app, pin, unpin
+from objectcache_operations.admin.storage.checkpoints import checkpoint
+from objectcache_operations.admin.storage.servers import servers_app
 from objectcache_operations.admin.storage.state import drain, health, log_level, undrain
 from objectcache_operations.admin.traces.trace import trace
 from objectcache_operations.console.failing import fail
@@ -34,10 +37,13 @@ engine_app = typer.Typer(help="The engine behind the server.", no_args_is_help=T
 for name, group in (
     *(("user", user_app), ("key", key_app), ("grant", grant_app), ("quota", quota_app)),
     *(("token", token_app), ("bucket", bucket_app), ("engine", engine_app)),
-    ("schedule", schedule_app),
+    *(("schedule", schedule_app), ("servers", servers_app)),
 ):
     admin_app.add_typer(group, name=name)
-for command in (usage, top, trace, health, drain, undrain, log_level, pin, unpin, backup, restore):
+for command in (
+    *(usage, top, trace, health, drain, undrain, log_level, pin, unpin, backup, restore),
+    *(checkpoint, copy),
+):
     admin_app.command()(command)
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -80,11 +80,16 @@ class Server:
     as_json: AsJson = False
 
     @contextmanager
-    def connect(self) -> Generator[ApiClient]:
-        """A connection to the server; an error within the block ends the command."""
+    def connect(self, timeout_s: float | None = None) -> Generator[ApiClient]:
+        """A connection to the server; an error within the block ends the command. `timeout_s`: of
+        silence, where an answer may take longer than others.
+        """
         from objectcache_operations.admin.api_client import ApiClient
 
-        with errors_end_the_command(), ApiClient(find_access(self, os.environ)) as client:
+        with (
+            errors_end_the_command(),
+            ApiClient(find_access(self, os.environ), timeout_s) as client,
+        ):
             yield client
 
     def show(self, document: Any, lines: Callable[[], Iterable[str]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,16 +24,8 @@ def _completed(
     from objectcache_operations.admin.api_client import ApiClient
     from objectcache_schemas.errors import ObjectCacheError
 
-    given = context.params
-    server = Server(
-        endpoint=given.get("endpoint"),
-        token=given.get("token"),
-        credentials=given.get("credentials"),
-        ca_file=given.get("ca_file"),
-        data_dir=given.get("data_dir"),
-        config=given.get("config"),
-        assignments=given.get("assignments"),
-    )
+    flags = {one.name for one in fields(Server)} & context.params.keys()
+    server = Server(**{name: context.params[name] for name in flags})
     try:
         with ApiClient(find_access(server, os.environ), COMPLETION_TIMEOUT_S) as client:
             return [name for name in names_of(client) if name.startswith(begun)]

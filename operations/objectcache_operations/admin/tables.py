@@ -30,6 +30,18 @@ def table_of(
     return table
 
 
+def facts_of(rows: Iterable[tuple[str, str]], name_cells: int) -> Table:
+    """A row for each name and what is so, without a head; names are as wide as given at least."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=name_cells)
+    for name, fact in rows:
+        table.add_row(Text(name, style="bold"), Text(fact))
+    return table
+
+
 def date_text(unix_s: float | None, none: str = "never") -> str:
     """Such as "2026-11-21 18:04", in UTC."""
     return none if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(unix_s))

@@ -18,7 +18,7 @@ from objectcache_laboratory.access import StoreAccess
 from objectcache_laboratory.replay.report import ReplayReport, report_table, summarise
 from objectcache_laboratory.replay.run import Replay, replay_all
 from objectcache_laboratory.replay.trace import TraceRequest, read_trace
-from objectcache_laboratory.replay.workload import bucket_name, expected_matches, replay_layout
+from objectcache_laboratory.replay.workload import bucket_name, first_askers, replay_layout
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import GIB, KIB
@@ -104,12 +104,12 @@ def _replay(
             lambda _: progress.advance(task),
         )
         elapsed_s = time.perf_counter() - begin_s
-    return summarise(outcomes, expected_matches(requests), elapsed_s)
+    return summarise(outcomes, first_askers(requests), elapsed_s)
 
 
 def _introduction(requests: Sequence[TraceRequest], layout: KvLayout) -> str:
     blocks = sum(len(request.hash_ids) for request in requests)
-    new_blocks = blocks - sum(expected_matches(requests))
+    new_blocks = blocks - sum(map(len, first_askers(requests)))
     return (
         f"{len(requests):,} requests, {blocks:,} blocks of {layout.chunk_tokens} tokens; "
         f"a block is {layout.num_layers} layers x {layout.per_layer_chunk_bytes / KIB:.1f} KiB; "

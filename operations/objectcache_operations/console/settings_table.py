@@ -18,11 +18,11 @@ from objectcache_runtime.settings import ENVIRONMENT_PREFIX, SECTIONS, setting_f
 INTRODUCTION = """\
 # Settings
 
-One table for `objectcache serve`, `objectcache gateway` and `objectcache storage`. Each setting can
-be given in a TOML file (`--config FILE`, or the variable `OBJECTCACHE_CONFIG`), in an environment
-variable, or as a flag (`--set section.key=value`). Later sources win, in this order: default, file,
-environment, flag. A key that is not in the table is an error. Lists are separated by commas in
-variables and flags, and bytes may be given with a unit there, as in 64MiB.
+One table for `objectcache serve`, `gateway`, `storage`, `relay`, `fetcher` and `dispatch`. Each
+setting can be given in a TOML file (`--config FILE`, or the variable `OBJECTCACHE_CONFIG`), in an
+environment variable, or as a flag (`--set section.key=value`). Later sources win, in this order:
+default, file, environment, flag. A key that is not in the table is an error. Lists are separated by
+commas in variables and flags, and bytes may be given with a unit there, as in 64MiB.
 
 `limits` are what gateway and storage server must agree on: a gateway with other limits is refused.
 The other sections are each process' own. This file is what `objectcache settings` prints.
@@ -36,6 +36,13 @@ OTHER_VARIABLE_MEANINGS = {
     "OBJECTCACHE_ENDPOINT": "URL that the client and `objectcache bench` talk to",
     "OBJECTCACHE_ACCESS_KEY": "access key of the client",
     "OBJECTCACHE_SECRET_KEY": "secret of the client",
+    "OBJECTCACHE_NIC": "name of this host's storage NIC, to which servers pace what clients get",
+    "OBJECTCACHE_NIC_BYTES_PER_S": "what that NIC carries, bytes per second",
+    "OBJECTCACHE_RELAYS": "URLs of relays over which deliveries may come, as URL or NODE=URL, with "
+    "commas between them",
+    "OBJECTCACHE_ROUTE": "which way deliveries come: auto, direct, relay:NODE or split",
+    "OBJECTCACHE_NODE": "name of the node where this client runs, whose own relay it has no use of",
+    "OBJECTCACHE_FETCHER": "URL of this host's fetcher, over which this client's deliveries come",
     "OBJECTCACHE_MASTER_KEY": "32 bytes in base64 that seal the secrets of access keys at rest; "
     "without it they are made once and kept in DATA_DIR/master-key",
     "OBJECTCACHE_ADMIN_ENDPOINT": "URL of the admin API that `objectcache admin` talks to",

@@ -16,7 +16,10 @@ from typing import NoReturn
 DISTRIBUTION = "objectcache"
 GATEWAY_MODULE = "objectcache_gateway"
 ADMIN_MODULE = "objectcache_gateway.admin"
+DISPATCH_MODULE = "objectcache_gateway.dispatch_service"
 STORAGE_MODULE = "objectcache_storage_server"
+RELAY_MODULE = "objectcache_relay"
+FETCHER_MODULE = "objectcache_relay.fetcher"
 GATEWAY_EXTRA = "gateway"
 STORAGE_EXTRA = "storage"
 

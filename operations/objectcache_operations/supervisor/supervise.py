@@ -42,6 +42,16 @@ ROOT_VARIABLES = frozenset({ROOT_ACCESS_KEY_VARIABLE, ROOT_SECRET_KEY_VARIABLE})
 MASTER_KEY_VARIABLES = frozenset({"OBJECTCACHE_MASTER_KEY"})
 # Of commands and clients; no server reads them.
 CLIENT_VARIABLES = frozenset({"OBJECTCACHE_SECRET_KEY", "OBJECTCACHE_ADMIN_TOKEN"})
+# The key of a shared store in S3, where it is given so.
+STORE_VARIABLES = frozenset(
+    {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN",
+    }
+)
+NOT_THE_GATEWAYS = MASTER_KEY_VARIABLES | STORE_VARIABLES | CLIENT_VARIABLES
 EXIT_KILLED = 1  # a second Ctrl-C: nothing was drained
 # The storage server refuses what waits in it, so that gateways that drain do not wait for it.
 REFUSE_WAITING = signal.SIGUSR1
@@ -85,7 +95,7 @@ def gateway_children(
             ready_prefix="ready gateway ",
             drain_timeout_s=settings.gateway.drain_timeout_s,
             pass_fds=tuple(listen_fds),
-            withheld=MASTER_KEY_VARIABLES | CLIENT_VARIABLES,
+            withheld=NOT_THE_GATEWAYS,
             awaits_word=True,
         )
         for number in range(count)
@@ -99,7 +109,7 @@ def admin_child(settings: Settings, arguments: tuple[str, ...]) -> ChildCommand:
         command=module_command(ADMIN_MODULE, (*arguments, *STDIN_FLAGS)),
         ready_prefix="ready admin ",
         drain_timeout_s=ADMIN_DRAIN_TIMEOUT_S,
-        withheld=MASTER_KEY_VARIABLES | CLIENT_VARIABLES,
+        withheld=NOT_THE_GATEWAYS,
         reloads=bool(settings.admin.tls_certificate),
         awaits_word=True,
     )

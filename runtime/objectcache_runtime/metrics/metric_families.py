@@ -52,9 +52,14 @@ def histogram(
     return family
 
 
-def alone(value: float) -> Labelled:
-    """The one value of a family without labels."""
-    return [((), value)]
+def total(name: str, text: str, value: float) -> Metric:
+    """A counter without labels."""
+    return counter(name, text, (), [((), value)])
+
+
+def level(name: str, text: str, value: float) -> Metric:
+    """A gauge without labels."""
+    return gauge(name, text, (), [((), value)])
 
 
 class FamilyCollector(Collector):

@@ -48,6 +48,14 @@ class HostPort:
         """The same host with another port."""
         return HostPort(self.host, port)
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nobody on another host reaches it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

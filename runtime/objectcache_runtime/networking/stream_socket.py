@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import fcntl
 import os
+import select
 import socket
 import struct
 import termios
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -29,10 +31,20 @@ from objectcache_schemas.messages.frames import (
 )
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Piece = bytes | bytearray | memoryview
 
 RECEIVE_BYTES = 16 << 10  # above nearly all messages; what is larger is hardly copied twice
 PIECES_MAX = 512  # of one call to sendmsg; the system's own limit is 1,024
+
+
+class FrameDecoder(Protocol[T_co]):
+    """Makes a message of a frame; raises `msgspec.MsgspecError` where it is none."""
+
+    def decode(self, buf: bytes | bytearray | memoryview, /) -> T_co:
+        """The message."""
+        ...
+
 
 _INT = struct.Struct("@i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
@@ -201,7 +213,7 @@ class StreamSocket:
             os.close(self._descriptors.pop())
 
     async def receive_frame(
-        self, decoder: msgspec.msgpack.Decoder[T], bytes_max: int = MESSAGE_BYTES_MAX
+        self, decoder: FrameDecoder[T], bytes_max: int = MESSAGE_BYTES_MAX
     ) -> T:
         """One message. Raises `ConnectionEnded`, or `FrameError` if it is none."""
         if self.reads_ahead and not self._received:
@@ -316,6 +328,22 @@ class StreamSocket:
         except OSError:
             return False
         return False
+
+    def has_hung_up(self) -> bool:
+        """Whether the peer has closed, or this side, whatever of it is to be received still; from
+        any thread.
+        """
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            return True
+        looking = select.poll()
+        looking.register(descriptor, select.POLLRDHUP)
+        return bool(looking.poll(0))
+
+    def shut_down(self) -> None:
+        """Have the peer, and whoever waits here, see the end."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket and any descriptor that nobody took."""

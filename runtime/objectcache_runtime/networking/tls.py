@@ -26,7 +26,6 @@ EXPIRY_WARNING_S = 14 * 86400.0  # renewal is due long before; a warning leaves 
 logger = logging.getLogger("objectcache.tls")
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-Build = Callable[[], tuple[ssl.SSLContext, float]]  # a context, and when its certificate ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,15 @@ class CreateBucket(Message, frozen=True):
 
 
 class Bucket(Message, frozen=True):
-    """Reply to `GetBucket`."""
+    """Reply to `GetBucket`.
+
+    `buckets_version` is the one of `Directory` under which it was looked up: whoever follows the
+    directory may keep the bucket where the version is its own, since it hears of every change after
+    that. 0 is none.
+    """
 
     info: BucketInfo
+    buckets_version: int = 0
 
 
 @request(Bucket, repeatable=True, changes=Changes.NOTHING)

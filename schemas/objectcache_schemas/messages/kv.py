@@ -50,6 +50,8 @@ class DeliveryAccepted(Message, frozen=True):
     path: str = ""
     transport: str = "tcp"
     window_source: str = "none"
+    content: str = ""  # a digest of its objects' ETags
+    directory_bytes: int = 0  # before the first layer of an encoded payload; 0: it is plain
 
     def goes_on(self) -> bool:
         return True

@@ -32,6 +32,8 @@ class BucketUsage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     owner: str
     object_count: int
     stored_bytes: int
+    encoded_bytes: int = 0  # of the frames of chunks that are stored encoded
+    decoded_bytes: int = 0  # of those chunks, among the stored ones
 
 
 class TenantActivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

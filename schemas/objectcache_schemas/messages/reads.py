@@ -26,7 +26,7 @@ class StatObject(Message, frozen=True):
 class ObjectOpened(Message, frozen=True):
     """Reply to `OpenObject`; the gateway now chooses the range.
 
-    With a `body`, which is the whole object, the conversation is over: nothing is pinned.
+    With a `body`, which is the whole object, the conversation is over: nothing is held.
     """
 
     info: ObjectInfo
@@ -44,7 +44,7 @@ class BodySent(Message, frozen=True):
 
 @request(ObjectOpened, BodySent, Done, repeatable=True, changes=Changes.NOTHING)
 class OpenObject(Message, frozen=True):
-    """Pin an object for reading: until the conversation ends its bytes stay as they are."""
+    """Hold an object for reading: until the conversation ends its bytes stay as they are."""
 
     bucket: str
     key: str

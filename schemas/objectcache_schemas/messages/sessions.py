@@ -8,9 +8,12 @@
     C GetPrefix, of a bucket passed to it     S GetBegun once it runs, GetEnded at its end
     C CancelGet, at any time                  nothing but that end
     C LayersConsumed, at any time             nothing
+    C LayersAwaited, at any time              nothing
+    C LayersFreed, at any time                nothing
+    C SessionPing, at any time                S SessionPong, at once
     C ReturnCredits, at any time              nothing
-                                              S LayersReady, DeliveryFailure, PassGiven: unasked,
-                                                at any time
+                                              S LayersReady, DeliveryFailure, PassGiven,
+                                                MoveSession: unasked, at any time
 
 On the target socket, for clients on the same host, a session begins with `JoinSession`, and targets
 are memory files. Through a gateway, for clients anywhere, it is joined from the start, and targets
@@ -20,8 +23,16 @@ connection ends, its targets end with it.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from objectcache_schemas.errors import WireError
 from objectcache_schemas.messages.message import Changes, Message, request
+from objectcache_schemas.messages.request_labels import (
+    adopted_client_s,
+    adopted_request_id,
+    adopted_traceparent,
+    new_request_id,
+)
 
 
 class SessionTicket(Message, frozen=True):
@@ -75,10 +86,11 @@ class RegisterTarget(Message, frozen=True):
     length_bytes: int
 
 
-class TargetRegistered(Message, frozen=True):
+class TargetRegistered(Message, frozen=True, omit_defaults=True):
     """Reply to `RegisterTarget`."""
 
     target_id: bytes
+    hears_awaited: bool = False  # the session may be sent `LayersAwaited`
 
 
 class OpenFabric(Message, frozen=True):
@@ -152,12 +164,18 @@ class PassGiven(Message, frozen=True):
     lives_s: float
 
 
+class MoveSession(Message, frozen=True):
+    """The client should join another session, where a gateway sends it, before what it does next,
+    and leave this one once nothing runs over it; it may stay. Other servers have fewer sessions.
+    """
+
+
 class GetPrefix(Message, frozen=True, omit_defaults=True):
     """Begin a delivery into a target of this session.
 
     `tag` is that of the descriptor's target, and of no other get of the session. The other fields
-    are those of a get over HTTP. AccessDenied where the bucket is not passed to the session, or not
-    any more: ask over HTTP.
+    are those of a get over HTTP; `dequantise` is a fetcher's, which bounds the shape in it.
+    AccessDenied where the bucket is not passed to the session, or not any more: ask over HTTP.
     """
 
     tag: int
@@ -167,6 +185,18 @@ class GetPrefix(Message, frozen=True, omit_defaults=True):
     path: str = ""
     client_s: float = 0.0  # that the client has spent on the fetch
     traceparent: str = ""
+    dequantise: str = ""
+
+    def with_adopted_labels(self) -> GetPrefix:
+        """The same with only those labels that HTTP's headers could have; an id out of its form is
+        replaced by a new one.
+        """
+        return replace(
+            self,
+            request_id=adopted_request_id(self.request_id) or new_request_id(),
+            client_s=adopted_client_s(self.client_s),
+            traceparent=adopted_traceparent(self.traceparent),
+        )
 
 
 class CancelGet(Message, frozen=True):
@@ -184,6 +214,8 @@ class GetBegun(Message, frozen=True, omit_defaults=True):
     rate_bytes_per_s: int | None = None  # when it begins; None where the policy assigns none
     path: str = ""
     window_source: str = "none"
+    content: str = ""  # a digest of its objects' ETags
+    directory_bytes: int = 0  # before the first layer of an encoded payload; 0: it is plain
 
 
 class GetEnded(Message, frozen=True, omit_defaults=True):
@@ -210,6 +242,34 @@ class LayersConsumed(Message, frozen=True, omit_defaults=True):
     waited_s: float | None = None
 
 
+class LayersAwaited(Message, frozen=True):
+    """Nobody waits for a layer of this delivery before all below `end_layer` are in place;
+    unanswered. What comes before them need not be announced, but for once in `interval_s` while
+    layers come. A later message takes the place of an earlier one.
+    """
+
+    tag: int
+    end_layer: int
+    interval_s: float
+
+
+class LayersFreed(Message, frozen=True):
+    """Of a get with `ring_layers`: nobody reads the layers below `end_layer` any more, and later
+    ones may take their places; unanswered. Of layers that were not announced it ends the get.
+    """
+
+    tag: int
+    end_layer: int
+
+
+class SessionPing(Message, frozen=True):
+    """Ask whether the server still moves; while something is waited for, not otherwise."""
+
+
+class SessionPong(Message, frozen=True):
+    """Reply to `SessionPing`, which overtakes whatever else is waited for."""
+
+
 class LayersReady(Message, frozen=True):
     """All delivered layers below `end_layer` are in place for the delivery with this tag."""
 
@@ -232,9 +292,12 @@ TargetRequest = (
     | RegisterRemoteTarget
     | ReleaseTarget
     | LayersConsumed
+    | LayersAwaited
+    | LayersFreed
     | ReturnCredits
     | GetPrefix
     | CancelGet
+    | SessionPing
 )
 
 
@@ -247,6 +310,8 @@ TargetEvent = (
     | LayersReady
     | DeliveryFailure
     | PassGiven
+    | MoveSession
     | GetBegun
     | GetEnded
+    | SessionPong
 )

@@ -87,7 +87,7 @@ class AbortPut(Message, frozen=True):
 
 @request(Stored, repeatable=False, changes=Changes.OBJECTS)
 class CopyObject(Message, frozen=True):
-    """Copy within the store. `source_etag` pins what the caller has seen."""
+    """Copy within the store. `source_etag` names what the caller has seen."""
 
     source_bucket: str
     source_key: str

@@ -28,6 +28,7 @@ from objectcache_schemas.operators.schedule import (
     ScheduleChanges,
     ScheduleConfiguration,
     ScheduledDelivery,
+    ScheduledNic,
 )
 from objectcache_schemas.operators.traces import DeliveryTrace
 from objectcache_schemas.records import (
@@ -36,8 +37,10 @@ from objectcache_schemas.records import (
     BucketPolicy,
     Durability,
     EtagMode,
+    Freshness,
     LifecycleRule,
     Quota,
+    StoredEncoding,
     Verification,
 )
 
@@ -48,6 +51,7 @@ PIN_KEYS_MAX = 10_000
 AMOUNT_MAX = 1 << 60  # bytes or objects; far above any store
 BACKUP_VERSION = 1
 PASSPHRASE_CHARS_MIN = 8
+CHECKPOINT_TIMEOUT_S = 900.0  # for an index of many gigabytes
 
 RESOURCES = (
     *("users", "keys", "tokens", "buckets", "usage", "engine", "schedule", "traces"),
@@ -159,7 +163,7 @@ class QuotaChange(Body, frozen=True):
     object_count: Annotated[int, msgspec.Meta(ge=0, le=AMOUNT_MAX)] | UnsetType | None = UNSET
     requests_per_s: Annotated[float, msgspec.Meta(gt=0, le=1000000000.0)] | UnsetType | None = UNSET
     in_flight_bytes: Annotated[int, msgspec.Meta(ge=1, le=AMOUNT_MAX)] | UnsetType | None = UNSET
-    deliveries: Annotated[int, msgspec.Meta(ge=0, le=AMOUNT_MAX)] | UnsetType | None = UNSET
+    deliveries: Annotated[int, msgspec.Meta(ge=1, le=AMOUNT_MAX)] | UnsetType | None = UNSET
 
 
 class GrantList(Body, frozen=True):
@@ -325,6 +329,8 @@ class BucketView(Body, frozen=True):
     configuration: BucketConfiguration
     object_count: int
     stored_bytes: int
+    encoded_bytes: int = 0  # of the frames of chunks that are stored encoded
+    decoded_bytes: int = 0  # of those chunks, among the stored ones
 
 
 class BucketChoice(Page, frozen=True):
@@ -357,6 +363,8 @@ class PolicyChange(Body, frozen=True):
     verification: Verification | UnsetType = UNSET
     quota_bytes: Annotated[int, msgspec.Meta(ge=1, le=AMOUNT_MAX)] | UnsetType | None = UNSET
     ttl_s: Annotated[float, msgspec.Meta(gt=0)] | UnsetType | None = UNSET
+    reads: Freshness | UnsetType | None = UNSET
+    encoding: StoredEncoding | UnsetType | None = UNSET
 
 
 class ConfigurationChange(Body, frozen=True):
@@ -424,7 +432,9 @@ class UsageReply(Body, frozen=True):
 
 
 class ScheduleReply(Body, frozen=True):
-    """The schedule in force, and the deliveries that run by it; the first 1,000."""
+    """The schedule in force, the deliveries that run by it, and the storage NICs that they go to;
+    the first 1,000 of each.
+    """
 
     configuration: ScheduleConfiguration
     changes: ScheduleChanges
@@ -432,6 +442,7 @@ class ScheduleReply(Body, frozen=True):
     delivery_count: int
     waiting: int
     rate_bytes_per_s: float
+    nics: tuple[ScheduledNic, ...] = ()
 
 
 class ScheduleChange(Body, frozen=True):
@@ -493,6 +504,14 @@ class CheckLine(Body, frozen=True, omit_defaults=True):
     problem: Problem | None = None
 
 
+class CheckpointView(Body, frozen=True):
+    """A checkpoint that was taken."""
+
+    number: int  # of the first record that it lacks
+    size_bytes: int
+    taken_s: float  # for it
+
+
 class LogLevel(Body, frozen=True):
     """What to log from now on, of all processes or of one."""
 
@@ -506,7 +525,7 @@ class ProcessState(Body, frozen=True, omit_defaults=True):
     process: str  # "admin", "storage", "gateway-0"
     ok: bool
     degraded: bool = False  # it serves, and failed some lately; `message` says whom
-    message: str = ""
+    message: str = ""  # empty, or why it is not ok, whom it failed, or that it is draining
 
 
 class ProcessesReply(Body, frozen=True):
@@ -515,10 +534,36 @@ class ProcessesReply(Body, frozen=True):
     processes: tuple[ProcessState, ...]
 
 
-class DrainChange(Body, frozen=True):
-    """Take no new deliveries and puts, or take them again."""
+class DrainChange(Body, frozen=True, omit_defaults=True):
+    """Take no new deliveries and puts, or take them again. `server` names one of several; `last`
+    says that none of the others may take work then.
+    """
 
     draining: bool
+    server: str = ""
+    last: bool = False
+
+
+class StorageServerView(Body, frozen=True, omit_defaults=True):
+    """One storage server, or why it did not answer."""
+
+    server: str  # its name: host:port, or the path of its socket
+    ok: bool
+    message: str = ""  # why it did not answer, or cannot do all that needs its store
+    host_id: str = ""  # boot id of its host
+    load: int = 0  # deliveries and puts that run or wait
+    in_flight_bytes: int = 0
+    sessions: int = 0  # of clients, that are open
+    draining: bool = False
+    writer: str = ""  # under which it writes to a shared store; empty where the store is its own
+    lag_records: int = 0  # of the store's log, that it has not replayed
+    lag_is_known: bool = True  # false where it cannot tell what the log ends with
+
+
+class ServersReply(Body, frozen=True):
+    """The storage servers of the store."""
+
+    servers: tuple[StorageServerView, ...]
 
 
 class HealthReply(Body, frozen=True):
@@ -592,3 +637,5 @@ class RestoreReply(Body, frozen=True):
     tokens: int
     buckets_created: int
     buckets_configured: int
+    # Names of those whose encoding in the backup was left out, because the engine encodes nothing.
+    buckets_plain: tuple[str, ...] = ()

@@ -61,6 +61,21 @@ class ScheduledDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     next_layer: int
     consumed_layers: int
     age_s: float
+    nic: str = ""  # that it goes to; empty where its client names none
+    decoded_bytes: int = 0  # of the payload, more than it has where it is encoded; 0: not known
+
+
+class ScheduledNic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One storage NIC that deliveries go to, by the name that its tenant gives it."""
+
+    tenant: str
+    nic: str
+    nic_bytes_per_s: float | None  # as its tenant says; None: nobody said, so nothing is paced
+    achieved_bytes_per_s: float  # over the last second
+    sent_bytes: int  # since it was named first
+    queued_bytes: int  # that running deliveries have still to send there
+    deliveries: int
+    held: int  # of these, those that wait until it may be sent more
 
 
 class ScheduleState(Message, frozen=True):
@@ -72,6 +87,7 @@ class ScheduleState(Message, frozen=True):
     delivery_count: int
     waiting: int  # requests in their tenants' queues, and for memory
     rate_bytes_per_s: float  # of all deliveries, over the last second
+    nics: tuple[ScheduledNic, ...] = ()  # the first 1,000
 
 
 @request(ScheduleState, repeatable=False, changes=Changes.NOTHING)

@@ -46,6 +46,8 @@ class DeliveryTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     layers: tuple[LayerTrace, ...]
     error: WireError | None = None
     reported_window_s: float | None = None  # median of the layers that the client told of
+    nic: str = ""  # that it went to, by its tenant's name for it
+    decoded_bytes: int = 0  # of the payload, more than it has where it is encoded; 0: not known
 
 
 class Traces(Message, frozen=True):

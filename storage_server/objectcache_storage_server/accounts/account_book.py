@@ -1,14 +1,16 @@
-"""The accounts in force, changed one at a time, kept in DATA_DIR/accounts.json."""
+"""The accounts in force, changed one at a time, kept as a document."""
 
 from __future__ import annotations
 
 import configparser
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,14 +21,13 @@ from objectcache_runtime.root_key import (
 )
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.accounts import ROOT_USER, AccountChange, User
-from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest
+from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest, ObjectCacheError
 from objectcache_schemas.messages.frames import MESSAGE_BYTES_MAX
 from objectcache_schemas.operators.account_changes import Directory
 from objectcache_storage_server.accounts.account_file import (
     SealedAccounts,
     by_name,
     read_accounts,
-    write_accounts,
 )
 from objectcache_storage_server.accounts.account_rules import (
     Accounts,
@@ -38,16 +39,30 @@ from objectcache_storage_server.accounts.account_rules import (
 from objectcache_storage_server.accounts.bucket_grants import CreatedSOf
 from objectcache_storage_server.accounts.master_key import load_or_create_master_key
 from objectcache_storage_server.accounts.sealing import (
+    KEY_BYTES,
     SecretSeal,
     open_with_passphrase,
     seal_with_passphrase,
 )
+from objectcache_storage_server.documents.documents import (
+    ACCOUNTS,
+    DocumentChanged,
+    Documents,
+    KeptDocument,
+    MemoryDocuments,
+)
 
-FILE_NAME = "accounts.json"
 DIRECTORY_BYTES_MAX = MESSAGE_BYTES_MAX // 2  # it travels as one message
 PURGE_INTERVAL_S = 3600.0
 
 logger = logging.getLogger("objectcache.storage_server.accounts")
+
+
+class _InForce(NamedTuple):
+    """Accounts and their version, replaced together."""
+
+    version: int
+    accounts: Accounts
 
 
 class AccountBook:
@@ -58,56 +73,86 @@ class AccountBook:
 
     def __init__(
         self,
-        file: Path | None = None,
+        documents: Documents | None = None,
         seal: SecretSeal | None = None,
         root_access_key: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Read the file, where there is one; without a file the accounts end with the process.
+        """Read the document, which is made where there is none; without `documents` the accounts
+        end with the process.
 
-        Raises what `read_accounts` does. `root_access_key` is asked at every change.
+        Raises what `read_accounts` and `Documents.get` do. `root_access_key` is asked at every
+        change.
         """
-        assert file is None or seal is not None
-        self._file = file
-        self._sealed = SealedAccounts(seal) if seal is not None else None
+        self._documents = documents or MemoryDocuments()
+        self._sealed = SealedAccounts(seal or SecretSeal(os.urandom(KEY_BYTES)))
         self._root_access_key = root_access_key
-        self._lock = threading.Lock()
+        self._publishing = threading.Lock()  # never held while the store is asked
         self._owners = threading.Lock()  # from the look at who owns what to the change; taken first
         self._listeners: list[Callable[[], None]] = []
         self._purged_s = 0.0
-        self._accounts = Accounts()
-        if file is not None and self._sealed is not None:
-            self._accounts = read_accounts(file, self._sealed)
-        self._version = time.time_ns() // 1000
+        self._in_force = _InForce(0, Accounts())
+        # First, so that no change between the look and this is missed.
+        self._documents.on_change(ACCOUNTS, self._changed_elsewhere)
+        self._publish(self._first())
 
     @classmethod
-    def open(cls, settings: Settings, environment: Mapping[str, str]) -> AccountBook:
-        """The book of a data directory; one in memory where there is no data directory.
+    def open(
+        cls, settings: Settings, documents: Documents, environment: Mapping[str, str]
+    ) -> AccountBook:
+        """The book of a server, sealed with its master key; one in memory where there is no data
+        directory.
 
-        From the first time on there is a file, so that one that is lost is missed.
+        From the first time on there is a document, so that one that is lost is missed.
         """
         if not settings.server.data_dir:
             return cls()
         data_dir = settings.data_dir
-        file = data_dir / FILE_NAME
-        key = load_or_create_master_key(data_dir, environment, may_create=not file.exists())
-        seal = SecretSeal(key)
-        if not file.exists():
-            write_accounts(file, SealedAccounts(seal), Accounts())
-        return cls(file, seal, lambda: root_access_key(data_dir, environment))
+        is_first = documents.get(ACCOUNTS) is None
+        key = load_or_create_master_key(data_dir, environment, may_create=is_first)
+        return cls(documents, SecretSeal(key), lambda: root_access_key(data_dir, environment))
+
+    def _first(self) -> _InForce:
+        """What is kept, after making it where there is nothing."""
+        while True:
+            document = self._documents.get(ACCOUNTS)
+            if document is not None:
+                return _InForce(document.version, self._opened(document))
+            with suppress(DocumentChanged):
+                kept = self._documents.put(ACCOUNTS, self._sealed.encode(Accounts()), None)
+                return _InForce(kept.version, Accounts())
+
+    def _opened(self, document: KeptDocument) -> Accounts:
+        return read_accounts(document, self._documents.place(ACCOUNTS), self._sealed)
+
+    def _changed_elsewhere(self) -> None:
+        """Another server has changed them."""
+        self._read_again()
+        self._tell()
+
+    def _read_again(self) -> None:
+        document = self._documents.get(ACCOUNTS)
+        if document is not None and document.version != self.version:
+            self._publish(_InForce(document.version, self._opened(document)))
+
+    def _publish(self, accounts: _InForce) -> None:
+        """Put accounts in force, unless newer ones are: versions grow."""
+        with self._publishing:
+            if accounts.version > self._in_force.version:
+                self._in_force = accounts
 
     @property
     def accounts(self) -> Accounts:
         """What is in force."""
-        return self._accounts
+        return self._in_force.accounts
 
     @property
     def version(self) -> int:
         """Another number after every change."""
-        return self._version
+        return self._in_force.version
 
     def user(self, name: str) -> User | None:
         """A user by name."""
-        return self._accounts.users.get(name)
+        return self.accounts.users.get(name)
 
     @contextmanager
     def keeping(self, owner: str) -> Generator[None, None, None]:
@@ -117,7 +162,7 @@ class AccountBook:
         nothing.
         """
         with self._owners:
-            if owner != ROOT_USER and owner not in self._accounts.users:
+            if owner != ROOT_USER and owner not in self.accounts.users:
                 raise AccessDenied(f"there is no user {owner} to own the bucket")
             yield
 
@@ -126,9 +171,8 @@ class AccountBook:
         self._listeners.append(listener)
 
     def directory(self) -> tuple[int, Accounts]:
-        """The version, and the accounts that it is of."""
-        with self._lock:
-            return self._version, self._accounts
+        """The version, and the accounts that it is of; never blocks."""
+        return self._in_force
 
     # --- changes ---
 
@@ -150,29 +194,52 @@ class AccountBook:
         )
 
     def purge(self) -> None:
-        """Forget what expired a while ago, if the last time is long ago enough."""
+        """Forget what expired a while ago, if the last time is long ago enough. Where that cannot
+        be kept it is for the next time: nothing that has expired is in force.
+        """
         now_s = time.time()
-        if now_s - self._purged_s >= PURGE_INTERVAL_S:
-            self._purged_s = now_s
+        if now_s - self._purged_s < PURGE_INTERVAL_S:
+            return
+        self._purged_s = now_s
+        if purged(self.accounts, now_s) is self.accounts:
+            return  # without asking the store
+        try:
             self._replace(lambda accounts: purged(accounts, now_s))
+        except ObjectCacheError as error:
+            logger.warning("expired keys and tokens are not forgotten yet: %s", error)
 
     def _replace(self, make: Callable[[Accounts], Accounts]) -> int:
-        with self._owners, self._lock:
-            made = make(self._accounts)
-            if made is self._accounts:
-                return self._version
-            _check_size(made)
-            fault = None
-            if self._file is not None and self._sealed is not None:
-                fault = write_accounts(self._file, self._sealed, made)
-            self._accounts = made
-            self._version += 1
-            version = self._version
-        for listener in self._listeners:
-            listener()
+        with self._owners:
+            before = self.version
+            fault = self._make(make)
+            version = self.version
+        if version != before:
+            self._tell()
         if fault is not None:
             raise fault
         return version
+
+    def _make(self, make: Callable[[Accounts], Accounts]) -> ObjectCacheError | None:
+        """Keep what is made of the accounts; it is made again where another server was first."""
+        if self._documents.follow():
+            self._read_again()
+        while True:
+            before = self._in_force
+            made = make(before.accounts)
+            if made is before.accounts:
+                return None
+            _check_size(made)
+            try:
+                kept = self._documents.put(ACCOUNTS, self._sealed.encode(made), before.version)
+            except DocumentChanged:
+                self._read_again()
+            else:
+                self._publish(_InForce(kept.version, made))
+                return kept.fault
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     # --- backup ---
 
@@ -201,7 +268,7 @@ class AccountBook:
         return self._replace(lambda _: checked(made, around))
 
     def __repr__(self) -> str:
-        held = self._accounts
+        held = self.accounts
         return f"<AccountBook {len(held.users)} users, {len(held.keys)} keys>"
 
 

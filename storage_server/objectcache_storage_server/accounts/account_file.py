@@ -1,4 +1,4 @@
-"""The accounts as they lie in DATA_DIR/accounts.json: JSON, every secret sealed.
+"""The accounts as they are kept, in DATA_DIR/accounts.json say: JSON, every secret sealed.
 
 `check` is a text sealed with the same key, so that another master key is found out before a secret
 is used, also where there is none yet.
@@ -6,26 +6,21 @@ is used, also where there is none yet.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from objectcache_schemas.accounts import AccessKey, AdminToken, User
-from objectcache_schemas.errors import InvalidRequest, ObjectCacheError, Unavailable
+from objectcache_schemas.errors import InvalidRequest
 from objectcache_storage_server.accounts.account_rules import Accounts
 from objectcache_storage_server.accounts.master_key import MASTER_KEY_VARIABLE
-from objectcache_storage_server.accounts.private_files import NameNotFlushed, replace_private
 from objectcache_storage_server.accounts.sealing import CannotOpen, SecretSeal
-from objectcache_storage_server.engines.disk.system_errors import as_our_error, translated
+from objectcache_storage_server.documents.documents import KeptDocument
 
 R = TypeVar("R", User, AccessKey, AdminToken)
 
 VERSION = 1
-FILE_BYTES_MAX = 256 << 20  # far above what a directory may hold
 CHECK_NAME = "objectcache master key check"
 _PLACEHOLDER = "sealed.."  # stands where the secret was; its form is that of a secret
 
@@ -121,57 +116,22 @@ def _secret_and_name(key: AccessKey) -> tuple[str, str]:
     return key.secret_key, key.access_key
 
 
-def read_accounts(file: Path, sealed: SealedAccounts) -> Accounts:
-    """The accounts of a file; none where there is no file.
+def read_accounts(document: KeptDocument, place: str, sealed: SealedAccounts) -> Accounts:
+    """The accounts of a document, which lies in `place`.
 
-    Raises `InvalidRequest` that names the file and the remedy where it makes no sense or was sealed
-    with another key, `Unavailable` where it cannot be read.
+    Raises `InvalidRequest` that names the place and the remedy where it makes no sense or was
+    sealed with another key.
     """
     try:
-        data = _read(file)
-    except FileNotFoundError:
-        return Accounts()
-    except OSError as error:
-        raise as_our_error(error, "reading the accounts", file) from error
-    try:
-        return sealed.decode(data)
+        return sealed.decode(document.data)
     except CannotOpen as error:
         raise InvalidRequest(
-            f"{file} was sealed with another master key; put back DATA_DIR/master-key, or set "
-            f"{MASTER_KEY_VARIABLE} to the key it was sealed with"
+            f"{place} was sealed with another master key; put back DATA_DIR/master-key, or set "
+            f"{MASTER_KEY_VARIABLE} to the key it was sealed with: all servers of a store have the "
+            "same"
         ) from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(
-            f"{file} cannot be read as accounts: {error}; put back a copy of it, or restore a "
+            f"{place} cannot be read as accounts: {error}; put back a copy of it, or restore a "
             "backup into a server without it"
         ) from error
-
-
-def _read(file: Path) -> bytes:
-    # Without waiting: whatever stands there may be no file that anybody writes to.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return b""  # which is no JSON
-        return stream.read(FILE_BYTES_MAX + 1)
-
-
-def write_accounts(
-    file: Path, sealed: SealedAccounts, accounts: Accounts
-) -> ObjectCacheError | None:
-    """Replace the file, durably. Raises `StorageFull` or `Unavailable`; then nothing changed.
-
-    Returns what is to be told where the file holds these accounts from now on, but a power loss
-    may undo that: a restart would read them, so they are in force.
-    """
-    data = sealed.encode(accounts)
-    with translated("keeping the accounts", file):
-        try:
-            replace_private(file, data)
-        except NameNotFlushed as error:
-            reason = as_our_error(error, "flushing the name of the accounts' file", file)
-            return Unavailable(
-                f"the change is in force, but a power loss may undo it: {reason}; see to the "
-                "device, then make the change or any other once more"
-            )
-    return None

@@ -26,11 +26,15 @@ class Known(NamedTuple):
 class AccountDirectory:
     """The book's accounts as gateways follow them. `buckets_changed` is called from any thread."""
 
-    def __init__(self, book: AccountBook) -> None:
+    def __init__(self, book: AccountBook, digest: Callable[[], int] | None = None) -> None:
+        """`digest` tells of all buckets in a number that every server of the store finds alike,
+        where there are others; without it changes are counted.
+        """
         self._book = book
+        self._digest = digest
         self._lock = threading.Lock()
         self._waiters: set[Callable[[], None]] = set()
-        self._buckets_version = time.time_ns() // 1000
+        self._buckets_version = digest() if digest is not None else time.time_ns() // 1000
         self._followers: WeakKeyDictionary[object, Known] = WeakKeyDictionary()
         self._acknowledged: set[asyncio.Event] = set()
         book.on_change(self._wake)
@@ -45,8 +49,9 @@ class AccountDirectory:
 
         Called after the change, and before whoever asked for it is answered.
         """
+        digest = self._digest
         with self._lock:
-            self._buckets_version += 1
+            self._buckets_version = self._buckets_version + 1 if digest is None else digest()
         self._wake()
 
     # --- who has heard of what; in the event loop ---
@@ -74,8 +79,7 @@ class AccountDirectory:
 
     async def wait_buckets_followed(self, timeout_s: float) -> None:
         """Wait until all who follow have heard of every change of a bucket up to now, as above."""
-        version = self._buckets_version
-        await self._wait(lambda known: known.buckets_version < version, timeout_s)
+        await self._wait(lambda known: known.buckets_version != self._buckets_version, timeout_s)
 
     async def _wait(self, is_behind: Callable[[Known], bool], timeout_s: float) -> None:
         event = asyncio.Event()

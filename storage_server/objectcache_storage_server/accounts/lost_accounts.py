@@ -8,40 +8,40 @@ were accounts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_storage_server.accounts import master_key
-from objectcache_storage_server.accounts.account_book import FILE_NAME
+from objectcache_storage_server.documents.documents import ACCOUNTS, Documents
+from objectcache_storage_server.documents.file_documents import FileDocuments
 
 
-def are_absent(settings: Settings) -> bool:
-    """Whether there is a data directory and no accounts in it.
+def are_absent(settings: Settings, documents: Documents) -> bool:
+    """Whether there is a data directory and no accounts.
 
-    Raises `InvalidRequest` where the master key says that there were some.
+    Raises `InvalidRequest` where the master key beside a file says that there were some.
     """
-    if not settings.server.data_dir or (settings.data_dir / FILE_NAME).exists():
+    if not settings.server.data_dir or documents.get(ACCOUNTS) is not None:
         return False
     key = settings.data_dir / master_key.FILE_NAME
-    if key.exists():
-        _refuse(settings, f"{key} says that there was one")
+    if isinstance(documents, FileDocuments) and key.exists():
+        _refuse(settings, documents, f"{key} says that there was one")
     return True
 
 
-def check_owners(settings: Settings, owners: Iterable[str]) -> None:
+def check_owners(settings: Settings, documents: Documents, owners: Iterable[str]) -> None:
     """Raise `InvalidRequest` where buckets without accounts belong to users."""
     found = next((owner for owner in owners if owner not in ("", ROOT_USER)), None)
     if found is not None:
-        _refuse(settings, f"there are buckets of a user {found}")
+        _refuse(settings, documents, f"there are buckets of a user {found}")
 
 
-def _refuse(settings: Settings, sign: str) -> None:
-    file: Path = settings.data_dir / FILE_NAME
+def _refuse(settings: Settings, documents: Documents, sign: str) -> None:
+    place = documents.place(ACCOUNTS)
     if not settings.storage.start_without_accounts:
         raise InvalidRequest(
-            f"{file} is missing, and {sign}: put back the file, or a copy of it. To start with no "
+            f"{place} is missing, and {sign}: put back the file, or a copy of it. To start with no "
             "users, and then restore a backup of them, start once with "
             "--set storage.start_without_accounts=true"
         )

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from objectcache_runtime.durable_names import flush_directory
+from objectcache_runtime.private_files import create_once, read_private
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_storage_server.accounts.private_files import write_private
 from objectcache_storage_server.accounts.sealing import KEY_BYTES
 
 MASTER_KEY_VARIABLE = "OBJECTCACHE_MASTER_KEY"
@@ -40,8 +37,9 @@ def load_or_create_master_key(
         found = _from_file(file)
         if found is None and not may_create:
             raise InvalidRequest(
-                f"{file} is missing, and the accounts are sealed with it: put it back, or set "
-                f"{MASTER_KEY_VARIABLE}"
+                f"{file} is missing, and there are accounts that are sealed with a master key: put "
+                f"it back, or set {MASTER_KEY_VARIABLE}; where several servers share a store, copy "
+                f"the file from the data directory of another one"
             )
         return found or _create(file)
     except OSError as error:
@@ -61,28 +59,14 @@ def _decoded(text: str, source: str) -> bytes:
 
 
 def _from_file(file: Path) -> bytes | None:
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
+    data = read_private(file, FILE_BYTES_MAX)
+    if data is None:
         return None
-    with open(descriptor, "rb") as stream:
-        if os.fstat(descriptor).st_mode & 0o077:
-            raise InvalidRequest(f"{file} can be read by others; run: chmod 600 {file}")
-        data = stream.read(FILE_BYTES_MAX + 1)
     return _decoded(data[:FILE_BYTES_MAX].decode("ascii", "replace"), str(file))
 
 
 def _create(file: Path) -> bytes:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = file.with_name(f".{FILE_NAME}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        write_private(temporary, base64.b64encode(os.urandom(KEY_BYTES)) + b"\n")
-        # A link, unlike a rename, fails where another starter was first.
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush_directory(file.parent)
+    create_once(file, base64.b64encode(os.urandom(KEY_BYTES)) + b"\n")
     winner = _from_file(file)
     if winner is None:
         raise InvalidRequest(f"{file} was removed while it was being made; start again")

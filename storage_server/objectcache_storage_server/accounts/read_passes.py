@@ -36,12 +36,12 @@ class PassBook:
         self._passes: dict[str, _Pass] = {}  # by bucket
 
     def give(
-        self, bucket: str, given: ReadPass, now: Versions, now_s: float, lives_s_max: float
+        self, bucket: str, given: ReadPass, now: Versions | None, now_s: float, lives_s_max: float
     ) -> float:
         """Keep a pass; returns for how many seconds it holds, 0 where it is none for this session.
 
         It is none where another key signed than the one that opened the session, or where accounts
-        or buckets have changed since.
+        or buckets have changed since; `now` is None where changes are not heard of.
         """
         versions = Versions(given.version, given.buckets_version)
         lives_s = min(lives_s_max, math.inf if given.lives_s is None else given.lives_s)
@@ -54,7 +54,7 @@ class PassBook:
         self._passes[bucket] = _Pass(versions, now_s + lives_s)
         return lives_s
 
-    def check(self, bucket: str, now: Versions, now_s: float) -> None:
+    def check(self, bucket: str, now: Versions | None, now_s: float) -> None:
         """Raise `AccessDenied` unless a pass for the bucket is in force."""
         held = self._passes.get(bucket)
         if held is None or held.versions != now or held.expires_s <= now_s:

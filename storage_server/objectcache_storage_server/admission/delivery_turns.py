@@ -3,34 +3,28 @@
 A delivery runs while its tenant has fewer than it may have at once, and fewer than its share of
 `deliveries_max`, which leaves room to whoever comes next (`fair_shares`). Past that a request waits
 in its tenant's queue, first come, first served. Whenever a delivery ends the next one of some
-tenant begins: of the tenant with the fewest deliveries for its weight, and among equals of the one
-that has begun the fewest for its weight while it was here. So a tenant's queue holds up that tenant
-alone. No request waits that could run.
+tenant begins: of the one that `tenant_queues` says, by what each has and had for its weight. So a
+tenant's queue holds up that tenant alone. No request waits that could run. A tenant's small gets
+are one more tenant's here (`holders`), with the same weight and bound.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from sortedcontainers import SortedList
+from dataclasses import dataclass
 
 from objectcache_runtime.shares.fair_shares import FairShares
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_storage_server.admission.holders import holders_tenant
+from objectcache_storage_server.admission.tenant_queues import TenantQueues, waiting_max
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 0.1, 30.0
 DURATION_UNKNOWN_S = 1.0  # of a delivery, before any has ended
 DURATION_WEIGHT = 0.2  # of the latest delivery in a tenant's average: it remembers about ten
 IDLE_TENANTS_MAX = 4096  # whose average is remembered
-QUEUES, WAITING_MIN = 4, 1024  # requests of all that may wait: so many queues, or so many
 _EVERYBODY = TenantShare()
-
-
-def waiting_max(queue_max: int) -> int:
-    """Requests of all tenants that may wait in one line, where one tenant's queue has so many."""
-    return max(QUEUES * queue_max, WAITING_MIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +51,6 @@ class Waiting:
     expires_s: float
 
 
-_Rank = tuple[float, float, float, str]  # what a tenant has, what it had, how long it waits; name
-
-
-@dataclass(slots=True)
-class _Tenant:
-    """A tenant with a delivery or a request. `turn` is what it has begun, over its weight; `rank`
-    is its place among those that could begin, if it is one of them.
-    """
-
-    turn: float
-    running: int = 0
-    rank: _Rank | None = None
-    queue: OrderedDict[Waiting, None] = field(default_factory=OrderedDict)
-
-
 class Admission:
     """The state of all tenants. Not safe to use from several threads."""
 
@@ -79,15 +58,12 @@ class Admission:
         self, limits: AdmissionLimits, shares: Mapping[str, TenantShare] | None = None
     ) -> None:
         self._running = FairShares(limits.deliveries_max)
-        self._places = FairShares(limits.waiting_max)  # of requests that wait
+        self._queues: TenantQueues[Waiting] = TenantQueues(limits.queue_max)
         self._limits = limits
         self._shares = dict(shares or {})
-        self._tenants: dict[str, _Tenant] = {}
-        self._ready = SortedList()  # ranks of the tenants that wait for others alone
         self._waiting: OrderedDict[Waiting, None] = OrderedDict()  # of all, the oldest first
         self._durations_s: OrderedDict[str, float] = OrderedDict()  # averages, by tenant
         self._duration_s = DURATION_UNKNOWN_S  # the average of all
-        self._turn = 0.0  # of the tenant that began last
 
     @property
     def running(self) -> int:
@@ -103,11 +79,9 @@ class Admission:
         """Whether a request of its own waits for others, or one whose tenant has fewer deliveries
         for its weight.
         """
-        state = self._tenants.get(tenant)
-        if state is None or not self._ready:
-            return False
-        weighed = state.running / self._weight(tenant)
-        return state.rank is not None or bool(self._ready[0][0] < weighed)
+        ready = self._queues.ready
+        first = ready.first
+        return first is not None and (tenant in ready or first[0] < self._weighed(tenant))
 
     @property
     def next_expiry_s(self) -> float | None:
@@ -120,36 +94,31 @@ class Admission:
         `leave` ends one that began; one that waits begins when its token is returned by a later
         call, and ends its wait with `give_up` or `expired`.
         """
-        state = self._tenants.get(tenant) or _Tenant(self._turn)
-        if self._has_room(tenant, state):
-            self._tenants[tenant] = state
-            self._begin(tenant, state)
+        if self._is_ready(tenant) and self._has_share(tenant):
+            self._begin(tenant)
             return None
-        self._check_queues(tenant, state)
+        self._check_queues(tenant)
         token = Waiting(tenant, now_s, now_s + self._limits.queue_timeout_s)
-        state.queue[token] = self._waiting[token] = None
-        self._places.take(tenant, 1)
-        self._tenants[tenant] = state
-        self._place(tenant, state)
+        self._waiting[token] = None
+        self._queues.add(tenant, token)
+        self._place(tenant)
         return token
 
     def leave(self, tenant: str, duration_s: float | None) -> list[Waiting]:
         """A delivery ended after this time; None is one that did nothing. Returns the requests that
         begin now.
         """
-        state = self._tenants[tenant]
-        assert state.running > 0, f"no delivery of {tenant!r} is running"
-        state.running -= 1
         self._running.give_back(tenant, 1)
         if duration_s is not None:
             self._remember(tenant, duration_s)
-        self._place(tenant, state)
+        self._place(tenant)
         return self._begin_waiting()
 
     def give_up(self, token: Waiting) -> None:
         """A request waits no longer. No effect on one that does not wait."""
         if token in self._waiting:
-            self._place(token.tenant, self._dequeue(token))
+            self._dequeue(token)
+            self._place(token.tenant)
 
     def expired(self, now_s: float) -> list[tuple[Waiting, Busy]]:
         """The requests that have waited too long, and what each is told. They wait no longer."""
@@ -165,47 +134,50 @@ class Admission:
         A tenant that has more deliveries than it may have keeps them, and begins none.
         """
         self._shares = dict(shares)
-        for tenant, state in list(self._tenants.items()):
-            self._place(tenant, state)
+        for tenant in {token.tenant for token in self._waiting}:
+            self._place(tenant)
         return self._begin_waiting()
 
     def retry_after_s(self, tenant: str) -> float:
         """When the tenant's queue as it stands has begun, by what its deliveries took lately."""
-        state = self._tenants.get(tenant)
-        ahead = len(state.queue) + 1 if state else 1
-        at_once = max(1, state.running if state else 0)
+        ahead = self._queues.length(tenant) + 1
+        at_once = max(1, self._running.held(tenant))
         estimate_s = self._durations_s.get(tenant, self._duration_s) * ahead / at_once
         return min(max(estimate_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
 
     # --- who begins ---
 
-    def _has_room(self, tenant: str, state: _Tenant) -> bool:
-        return state.running < self._tenant_deliveries_max(tenant) and self._has_share(tenant)
+    def _is_ready(self, tenant: str) -> bool:
+        """Whether it has fewer than its own bound, so that it waits for others alone."""
+        return self._running.held(tenant) < self._tenant_deliveries_max(tenant)
 
     def _has_share(self, tenant: str) -> bool:
         return self._running.may_take(tenant, 1, self._weight(tenant))
 
     def _tenant_deliveries_max(self, tenant: str) -> int:
-        share = self._shares.get(tenant, _EVERYBODY)
-        return share.deliveries_max or self._limits.tenant_deliveries_max
+        return self._share(tenant).deliveries_max or self._limits.tenant_deliveries_max
 
     def _weight(self, tenant: str) -> float:
-        return self._shares.get(tenant, _EVERYBODY).weight
+        return self._share(tenant).weight
 
-    def _begin(self, tenant: str, state: _Tenant) -> None:
-        self._turn = max(self._turn, state.turn)
-        state.turn += 1 / self._weight(tenant)
-        state.running += 1
+    def _share(self, tenant: str) -> TenantShare:
+        return self._shares.get(holders_tenant(tenant), _EVERYBODY)
+
+    def _weighed(self, tenant: str) -> float:
+        """What it has, over its weight."""
+        return self._running.held(tenant) / self._weight(tenant)
+
+    def _begin(self, tenant: str) -> None:
         self._running.take(tenant, 1)
+        self._queues.served(tenant, self._weight(tenant))
 
     def _begin_waiting(self) -> list[Waiting]:
         begun: list[Waiting] = []
         while (tenant := self._next_tenant()) is not None:
-            state = self._tenants[tenant]
-            token = next(iter(state.queue))
+            token = self._queues.oldest(tenant)
             self._dequeue(token)
-            self._begin(tenant, state)
-            self._place(tenant, state)
+            self._begin(tenant)
+            self._place(tenant)
             begun.append(token)
         return begun
 
@@ -213,64 +185,46 @@ class Admission:
         """The first of those that could begin whose share leaves room for it."""
         if self._running.free <= 0:
             return None
-        tenants = (str(rank[-1]) for rank in self._ready)
-        return next((one for one in tenants if self._has_share(one)), None)
+        return next((one for one in self._queues.ready if self._has_share(one)), None)
 
-    def _dequeue(self, token: Waiting) -> _Tenant:
-        state = self._tenants[token.tenant]
-        self._places.give_back(token.tenant, 1)
-        del state.queue[token]
+    def _dequeue(self, token: Waiting) -> None:
+        self._queues.remove(token.tenant, token)
         del self._waiting[token]
-        return state
 
-    def _place(self, tenant: str, state: _Tenant) -> None:
-        """After any change of a tenant: its place among those that could begin, or none."""
-        if state.rank is not None:
-            self._ready.remove(state.rank)
-            state.rank = None
-        if state.queue:
-            if state.running < self._tenant_deliveries_max(tenant):
-                state.rank = self._rank(tenant, state)
-                self._ready.add(state.rank)
-        elif not state.running:
-            del self._tenants[tenant]
-
-    def _rank(self, tenant: str, state: _Tenant) -> _Rank:
-        since_s = next(iter(state.queue)).since_s
-        return state.running / self._weight(tenant), state.turn, since_s, tenant
+    def _place(self, tenant: str) -> None:
+        """After any change of a tenant."""
+        self._queues.place(tenant, self._weighed(tenant), is_ready=self._is_ready(tenant))
 
     # --- who is refused ---
 
-    def _check_queues(self, tenant: str, state: _Tenant) -> None:
+    def _check_queues(self, tenant: str) -> None:
         queue_max, waiting_max = self._limits.queue_max, self._limits.waiting_max
-        if len(state.queue) >= queue_max:
+        if self._queues.is_full(tenant):
             queue = f"its queue is full (scheduler.queue_max is {queue_max})"
-        elif not self._places.may_take(tenant, 1):
+        elif not self._queues.has_place(tenant):
             queue = f"{self.waiting} requests of all tenants wait, at most {waiting_max} may"
         else:
             return
-        raise Busy(
-            f"{self._bound(tenant, state)}; {queue}", retry_after_s=self.retry_after_s(tenant)
-        )
+        raise Busy(f"{self._bound(tenant)}; {queue}", retry_after_s=self.retry_after_s(tenant))
 
     def _timed_out(self, token: Waiting) -> Busy:
-        bound = self._bound(token.tenant, self._tenants[token.tenant])
+        bound, timeout_s = self._bound(token.tenant), self._limits.queue_timeout_s
         return Busy(
-            f"{bound}; the request waited {self._limits.queue_timeout_s:g} s for its turn "
-            "(scheduler.queue_timeout_s)",
+            f"{bound}; the request waited {timeout_s:g} s for its turn (scheduler.queue_timeout_s)",
             retry_after_s=self.retry_after_s(token.tenant),
         )
 
-    def _bound(self, tenant: str, state: _Tenant) -> str:
+    def _bound(self, tenant: str) -> str:
         """What keeps a request of this tenant from running."""
-        if state.running < (most := self._tenant_deliveries_max(tenant)):
+        running, most = self._running.held(tenant), self._tenant_deliveries_max(tenant)
+        if running < most:
             return (
-                f"{self.running} deliveries are running, {state.running} of them of {tenant!r}; "
+                f"{self.running} deliveries are running, {running} of them of {tenant!r}; "
                 f"storage.deliveries_max is {self._limits.deliveries_max}"
             )
-        own = self._shares.get(tenant, _EVERYBODY).deliveries_max
+        own = self._share(tenant).deliveries_max
         name = "its deliveries_max" if own else "scheduler.tenant_deliveries_max"
-        return f"{state.running} deliveries of {tenant!r} are running, {name} is {most}"
+        return f"{running} deliveries of {tenant!r} are running, {name} is {most}"
 
     # --- what is remembered ---
 

@@ -21,6 +21,7 @@ from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_storage_server.admission.delivery_turns import Admission, AdmissionLimits, Waiting
 
 DRAINED_RETRY_S = 5.0
+DRAINING = "Draining"  # the code: whoever is told so may go to another server at once
 Gone = Callable[[], Coroutine[Any, Any, None]]  # returns when whoever asks has left
 
 TIMER_MAX_S = 3600.0
@@ -188,9 +189,11 @@ class Entrance:
 
 def drained() -> Unavailable:
     """What newcomers are told while an operator drains the server."""
-    return Unavailable("the server is drained by its operator", retry_after_s=DRAINED_RETRY_S)
+    return Unavailable(
+        "the server is drained by its operator", code=DRAINING, retry_after_s=DRAINED_RETRY_S
+    )
 
 
 def stopping() -> Unavailable:
     """What whoever waits is told once the server drains."""
-    return Unavailable("the storage server is stopping")
+    return Unavailable("the storage server is stopping", code=DRAINING)

@@ -16,14 +16,15 @@ from typing import Any
 
 from objectcache_runtime.buffers import BufferPool, ReservedMemory
 from objectcache_runtime.settings import Settings
-from objectcache_schemas.errors import Unavailable
 from objectcache_schemas.operators.schedule import TenantShare
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.admission.client_pace import ClientPace, SlowClients, watch
-from objectcache_storage_server.admission.entrance import Entrance, Gone, drained
+from objectcache_storage_server.admission.entrance import Entrance, Gone, drained, stopping
+from objectcache_storage_server.admission.holders import get_holder
 from objectcache_storage_server.admission.line_waits import LineWaits
 from objectcache_storage_server.admission.memory_line import MemoryLine, MemoryWish
 from objectcache_storage_server.admission.put_slots import PutSlots
+from objectcache_storage_server.admission.recent_bytes import RecentBytes
 from objectcache_storage_server.quotas.in_flight import Flight, InFlight
 from objectcache_storage_server.quotas.stored_ledger import Reservation, StoredLedger
 
@@ -57,10 +58,14 @@ class AdmittedGet:
     """A get that has its turn. What it asks for besides waits for memory and may be refused."""
 
     gates: Gates
-    tenant: str
+    holder: str  # of its turn and its memory
     gone: Gone
     flight: Flight
     waited: Callable[[float], object]  # is told the seconds of each wait
+
+    def begins(self, payload_bytes: int) -> None:
+        """So much is going to be moved."""
+        self.gates.recent.add(payload_bytes, time.monotonic())
 
     async def body_memory(self, payload_bytes: int, fragment_bytes: int) -> BodyMemory:
         """Memory for a body; whoever has it releases it. Raises as `Flight.add_bytes` and
@@ -69,19 +74,20 @@ class AdmittedGet:
         wish = self.gates.body_wish(payload_bytes, fragment_bytes)
         self.flight.add_bytes(min(payload_bytes, wish.wanted_bytes))
         asked_s = time.monotonic()
-        reserved = await self.gates.bodies.reserve(self.tenant, wish, self.gone)
+        reserved = await self.gates.bodies.reserve(self.holder, wish, self.gone)
         self.waited(time.monotonic() - asked_s)
-        return BodyMemory(self.gates.slow_bodies, reserved, self.gates.slow_bodies.add(self.tenant))
+        return BodyMemory(self.gates.slow_bodies, reserved, self.gates.slow_bodies.add(self.holder))
 
     async def target_memory(self, payload_bytes: int, *, is_staged: bool) -> ReservedMemory | None:
         """Count what is written into a client's memory; staging memory where it is on its way
         there, otherwise None. Whoever has it releases it. Raises as `body_memory`.
         """
         self.flight.add_bytes(payload_bytes)
+        self.begins(payload_bytes)
         if not is_staged:
             return None
         asked_s = time.monotonic()
-        reserved = await self.gates.staging_memory(self.tenant, payload_bytes, self.gone)
+        reserved = await self.gates.staging_memory(self.holder, payload_bytes, self.gone)
         self.waited(time.monotonic() - asked_s)
         return reserved
 
@@ -117,11 +123,16 @@ class Gates:
         storage, scheduler = settings.storage, settings.scheduler
         self.draining = False
         self.entrance = Entrance(settings, shares)
-        self.pool = BufferPool(storage.fragment_bytes, storage.server_in_flight_bytes_max)
+        self.pool = BufferPool(
+            storage.fragment_bytes,
+            storage.server_in_flight_bytes_max,
+            "storage.server_in_flight_bytes_max",
+        )
         line = (scheduler.queue_max, scheduler.queue_timeout_s, self.entrance.closed)
         self.bodies = MemoryLine(self.pool, *line)
         self.staging = MemoryLine(staging, *line)
         self.slots = PutSlots(storage)
+        self.recent = RecentBytes()
         self.puts = LineWaits(self.slots, *line)
         rate_min = storage.client_rate_bytes_per_s_min
         self.slow_bodies = SlowClients("took a body", rate_min, self._holds_bodies_up)
@@ -140,28 +151,28 @@ class Gates:
         self,
         tenant: str,
         bucket: str,
+        payload_bytes: int,
         gone: Gone,
         waited: Callable[[float], object],
     ) -> AsyncGenerator[AdmittedGet]:
-        """A delivery of a prefix, for the length of the block.
+        """A delivery of a prefix of at most so many bytes, for the length of the block.
 
         Raises `Busy` where a quota or a line leaves no room or the wait is too long, `Unavailable`
         once the server drains, and `ConnectionEnded` when `gone` returns first.
         """
+        holder = get_holder(tenant, is_small=self.is_small(payload_bytes))
         async with (
             self.flight(tenant, bucket, deliveries=1) as flight,
-            self.entrance.admitted(tenant, gone) as waited_s,
+            self.entrance.admitted(holder, gone) as waited_s,
         ):
             waited(waited_s)
-            yield AdmittedGet(self, tenant, gone, flight, waited)
+            yield AdmittedGet(self, holder, gone, flight, waited)
 
-    @asynccontextmanager
-    async def get_of_object(
-        self, tenant: str, bucket: str, gone: Gone, waited: Callable[[float], object]
-    ) -> AsyncGenerator[AdmittedGet]:
-        """The same for a plain object that has had its tenant's turn, at the `entrance`."""
-        async with self.flight(tenant, bucket) as flight:
-            yield AdmittedGet(self, tenant, gone, flight, waited)
+    def is_small(self, payload_bytes: int) -> bool:
+        """Whether a get of so many bytes is one of its tenant's small ones (`holders`): it fits in
+        one buffer.
+        """
+        return payload_bytes <= self.pool.buffer_bytes
 
     def flight(
         self, tenant: str, bucket: str, *, deliveries: int = 0
@@ -207,6 +218,7 @@ class Gates:
         async with self.counted(bucket, tenant, object_count, size_bytes) as admitted:
             self._check_put(slot_bytes)
             await self.puts.take(tenant, slot_bytes, gone)
+            self.recent.add(size_bytes or 0, time.monotonic())
             try:
                 yield admitted
             finally:
@@ -247,7 +259,7 @@ class Gates:
 
     def _check_put(self, slot_bytes: int) -> None:
         if self.draining:
-            raise Unavailable("the storage server is stopping")
+            raise stopping()
         if self.entrance.drained:
             raise drained()
         self.slots.check(slot_bytes)

@@ -57,10 +57,9 @@ class LineWaits(Generic[W]):
             return await self._wait(turn, settled, gone or _never)
         except BaseException:
             with self._lock:
-                was_served = turn.taken is not None
                 unused = self._line.leave(turn)
-                if was_served:
-                    self._scarce.give_back(tenant, unused)
+                if turn.taken is not None:
+                    self._line.give_back(tenant, unused)
                 self._line.advance()  # those behind it may fit now, whatever it held
             raise
 
@@ -76,8 +75,7 @@ class LineWaits(Generic[W]):
     def give_back(self, tenant: str, taken: int) -> None:
         """Give it back, or a part of it; those who wait have theirs."""
         with self._lock:
-            self._scarce.give_back(tenant, taken)
-            self._line.advance()
+            self._line.give_back(tenant, taken)
 
     def advance(self) -> None:
         """There is more of it than there was."""
@@ -93,6 +91,8 @@ class LineWaits(Generic[W]):
 
     def is_held_from_others(self, tenant: str) -> bool:
         """Whether a tenant that holds less than this one waits, or a request of its own."""
+        if not self._line.waiting:
+            return False
         with self._lock:
             return self._line.is_held_from_others(tenant)
 

@@ -33,6 +33,11 @@ class SharedMemory(Scarce[MemoryWish]):
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
         self._shares = FairShares(pool.capacity_bytes, pool.buffer_bytes)
+        self._whole_bytes = max(1, pool.capacity_bytes)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._pool.promised_bytes >= self._pool.capacity_bytes
 
     def take(self, tenant: str, wish: MemoryWish) -> int | None:
         self._shares.total = self._pool.capacity_bytes  # what a device kept is out of use
@@ -47,7 +52,7 @@ class SharedMemory(Scarce[MemoryWish]):
         self._pool.release(taken)
 
     def held(self, tenant: str) -> float:
-        return self._shares.held(tenant) / max(1, self._shares.total)
+        return self._shares.held(tenant) / self._whole_bytes
 
     def shortage(self, tenant: str) -> str:
         return f"{self._pool.shortage}, and {tenant!r} holds {self._shares.held(tenant)} of them"

@@ -36,6 +36,10 @@ class PutSlots(Scarce[int]):
         """Bytes that they may take."""
         return self._bytes.taken
 
+    @property
+    def is_exhausted(self) -> bool:
+        return self._slots.free <= 0
+
     def check(self, staged_bytes: int) -> None:
         """Raises `InvalidRequest` (EntityTooLarge) for a put that could never be let in."""
         if staged_bytes > self.put_bytes_max:

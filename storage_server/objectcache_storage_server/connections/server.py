@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket as sockets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from objectcache_runtime.first_of import end
 from objectcache_runtime.networking.listening import HostPort, open_listeners, port_of
-from objectcache_runtime.networking.socket_paths import check_socket_path
 from objectcache_runtime.networking.stream_socket import StreamSocket
 from objectcache_runtime.networking.tls import (
     ReloadingContext,
@@ -21,10 +19,12 @@ from objectcache_runtime.networking.tls import (
     keep_reloading,
     mutual_server_context,
 )
+from objectcache_runtime.networking.unix_listeners import UnixListener, open_unix_listener
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import InvalidRequest, Unavailable
 from objectcache_storage_server.connections.gateway_connection import GatewayConnection
 from objectcache_storage_server.connections.newcomers import Newcomers
+from objectcache_storage_server.conversations.spread_sessions import SessionSpreader
 from objectcache_storage_server.deliveries.session_gets import serve_session_get
 from objectcache_storage_server.service import Service
 
@@ -44,7 +44,7 @@ class StorageServer:
         self._clients: set[asyncio.Task[None]] = set()
         self._unjoined: dict[asyncio.Task[None], None] = {}  # of them, the oldest first
         self._listeners: list[asyncio.Task[None]] = []
-        self._paths: list[Path] = []
+        self._unix_listeners: list[UnixListener] = []
         self._context: ReloadingContext | None = None
         self._newcomers = Newcomers()
         self._tunnels: set[asyncio.Future[None]] = set()
@@ -52,7 +52,8 @@ class StorageServer:
 
     async def start(self) -> None:
         """Bind both sockets, and storage.listen where it is set. Raises `InvalidRequest` for a path
-        that is too long or certificates that are none, `Unavailable` where one cannot be bound.
+        that is too long or certificates that are none, `Unavailable` where one cannot be bound, or
+        is another process's.
         """
         settings = self._service.settings
         try:
@@ -66,6 +67,8 @@ class StorageServer:
         if storage.listen:
             self._listen_remote(settings)
         self._listeners.append(asyncio.create_task(self._service.gates.watch_slow_clients()))
+        spreader = SessionSpreader(self._service.sessions, self._service.own)
+        self._listeners.append(asyncio.create_task(spreader.run()))
 
     def _listen_remote(self, settings: Settings) -> None:
         """Take gateways of other hosts, which show a certificate of server.tls_ca."""
@@ -92,22 +95,9 @@ class StorageServer:
     def _listen(
         self, path: Path, mode: int, serve: Callable[[StreamSocket], Awaitable[None]]
     ) -> None:
-        check_socket_path(path)
-        listener = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
-        try:
-            path.unlink(missing_ok=True)
-            before = os.umask(0o777 & ~mode)
-            try:
-                listener.bind(str(path))
-            finally:
-                os.umask(before)
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-        except OSError as error:
-            listener.close()
-            raise Unavailable(f"cannot listen on {path}: {error.strerror}") from error
-        self._paths.append(path)
-        self._listeners.append(asyncio.create_task(self._accept(listener, serve)))
+        listener = open_unix_listener(path, mode, BACKLOG, "server.run_dir")
+        self._unix_listeners.append(listener)
+        self._listeners.append(asyncio.create_task(self._accept(listener.socket, serve)))
 
     async def _accept_remote(self, listener: sockets.socket) -> None:
         async for connected in _connections(listener):
@@ -200,8 +190,8 @@ class StorageServer:
         self._service.gates.entrance.close()
         for listener in self._listeners:
             listener.cancel()
-        for path in self._paths:
-            path.unlink(missing_ok=True)
+        for unix_listener in self._unix_listeners:
+            unix_listener.leave()
         for task, connection in list(self._connections.items()):
             if connection.idle:
                 task.cancel()

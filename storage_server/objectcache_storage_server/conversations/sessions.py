@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -40,17 +41,23 @@ from objectcache_schemas.messages.sessions import (
     GetEnded,
     GetPrefix,
     JoinSession,
+    LayersAwaited,
     LayersConsumed,
+    LayersFreed,
+    MoveSession,
     OpenFabric,
     RegisterRemoteTarget,
     RegisterTarget,
     ReleaseTarget,
     ReturnCredits,
     SessionJoined,
+    SessionPing,
+    SessionPong,
     TargetRegistered,
     TargetReleased,
     TargetRequest,
 )
+from objectcache_storage_server.conversations.awaited_layers import AwaitedLayers
 from objectcache_storage_server.conversations.fabric_threads import FabricThreads
 from objectcache_storage_server.conversations.tickets import TicketBook
 from objectcache_storage_server.transports.fabrics import Fabrics
@@ -82,8 +89,13 @@ class _Watch(NamedTuple):
 class Session(TargetOwner):
     """One client. `fabric` is the transport and the peer that reach it, once it has opened one."""
 
-    def __init__(self, identity: str, socket: StreamSocket, access_key: str = "") -> None:
+    def __init__(
+        self, identity: str, socket: StreamSocket, access_key: str = "", *, is_local: bool = False
+    ) -> None:
+        """`is_local`: it has joined on the target socket, which its host alone reaches."""
         super().__init__(identity, access_key)
+        self.is_local = is_local
+        self.asked_to_move_s = -math.inf  # by time.monotonic
         self.gets: dict[int, asyncio.Event] = {}  # that run, by tag; the event cancels one
         self._socket = socket
         self._loop = asyncio.get_running_loop()
@@ -92,6 +104,10 @@ class Session(TargetOwner):
         self._lock = threading.Lock()
         self._flush_task: asyncio.Task[None] | None = None
         self._consumptions: dict[int, _Watch] = {}
+        self._awaited = AwaitedLayers()
+        self._kept_timer: asyncio.TimerHandle | None = None
+        self._has_kept = False  # and the timer runs, or is about to
+        self._rings: dict[int, Callable[[LayersFreed], None]] = {}
         self._stopped = False
         self.broken = asyncio.Event()
         self.fabric: tuple[str, FabricPeer] | None = None
@@ -108,25 +124,77 @@ class Session(TargetOwner):
             cancelled.set()
         for watch in watches:
             self._drop(watch)
+        if self._kept_timer is not None:
+            self._kept_timer.cancel()
         if self._flush_task is not None:
             await end(self._flush_task)
 
     def post(self, message: msgspec.Struct) -> None:
-        """At once if the socket takes it."""
-        data = encode_frame(message)
+        """At once if the socket takes it. Of layers that nobody waits for yet, seldom."""
         with self._lock:
-            if not self._unsent:
-                try:
-                    data = data[self._socket.send_now(data) :]
-                except OSError:
-                    data = b""
-                    self._loop.call_soon_threadsafe(self.broken.set)
-            self._unsent += data
-            if len(self._unsent) > UNSENT_BYTES_MAX:
+            events = list(self._awaited.passed(message, time.monotonic()))
+            for event in events:
+                self._send(event)
+            if not events and not self._has_kept and not self._stopped:  # it is kept
+                self._has_kept = True
+                self._loop.call_soon_threadsafe(self._send_kept)
+
+    def _send_kept(self) -> None:
+        """Announce what was kept for its interval, and come back while more is kept."""
+        with self._lock:
+            if self._stopped:
+                return
+            if self._kept_timer is not None:
+                self._kept_timer.cancel()
+            now_s = time.monotonic()
+            for event in self._awaited.due(now_s):
+                self._send(event)
+            due_s = self._awaited.next_due_s
+            self._has_kept = due_s is not None
+            if due_s is not None:
+                self._kept_timer = self._loop.call_later(due_s - now_s, self._send_kept)
+
+    def awaits(self, message: LayersAwaited) -> None:
+        """The client waits for a later layer than the next. Nonsense is ignored."""
+        if message.interval_s >= 0:  # no NaN is
+            with self._lock:
+                for event in self._awaited.awaits(message, time.monotonic()):
+                    self._send(event)
+            if self._has_kept:
+                self._send_kept()  # the interval may be another
+
+    def forget_awaited(self, tag: int) -> None:
+        """A get begins that has this tag."""
+        with self._lock:
+            self._awaited.forget(tag)
+
+    def _send(self, message: msgspec.Struct) -> None:
+        data = encode_frame(message)
+        if not self._unsent:
+            try:
+                data = data[self._socket.send_now(data) :]
+            except OSError:
+                data = b""
                 self._loop.call_soon_threadsafe(self.broken.set)
-            elif self._unsent and not self._flushing:
-                self._flushing = True
-                self._loop.call_soon_threadsafe(self._start_flush)
+        self._unsent += data
+        if len(self._unsent) > UNSENT_BYTES_MAX:
+            self._loop.call_soon_threadsafe(self.broken.set)
+        elif self._unsent and not self._flushing:
+            self._flushing = True
+            self._loop.call_soon_threadsafe(self._start_flush)
+
+    def is_gone(self) -> bool:
+        return self._stopped or self._socket.has_hung_up()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs for it now."""
+        return not self.gets and not any(one.leases for one in self.targets.values())
+
+    def ask_to_move(self, now_s: float) -> None:
+        """Have the client join another session when it next needs one."""
+        self.asked_to_move_s = now_s
+        self.post(MoveSession())
 
     def lose_fabric(self) -> None:
         """The fabric does not reach the client any more, so the session ends; from any thread."""
@@ -150,6 +218,8 @@ class Session(TargetOwner):
         dropped: Callable[[], None] | None = None,
     ) -> bool:
         with self._lock:
+            if tag not in self.gets:  # it came over HTTP, and begins; other gets did when they came
+                self._awaited.forget(tag)
             before = self._consumptions.get(tag)
             is_full = before is None and len(self._consumptions) >= CONSUMPTIONS_WATCHED_MAX
             if self._stopped or is_full:
@@ -166,7 +236,7 @@ class Session(TargetOwner):
     def forget_consumption(self, tag: int, callback: Callable[[LayersConsumed], None]) -> None:
         with self._lock:
             watch = self._consumptions.get(tag)
-            if watch is not None and watch.callback is callback:
+            if watch is not None and watch.callback == callback:
                 del self._consumptions[tag]
 
     def consumed(self, message: LayersConsumed) -> None:
@@ -178,6 +248,18 @@ class Session(TargetOwner):
             watch = self._consumptions.get(message.tag)
         if watch is not None:
             watch.callback(message)
+
+    def watch_freed(self, tag: int, callback: Callable[[LayersFreed], None]) -> None:
+        self._rings[tag] = callback
+
+    def forget_freed(self, tag: int, callback: Callable[[LayersFreed], None]) -> None:
+        if self._rings.get(tag) == callback:
+            del self._rings[tag]
+
+    def freed(self, message: LayersFreed) -> None:
+        """Tell whoever fills the ring; of a delivery that has ended nobody does."""
+        if (callback := self._rings.get(message.tag)) is not None:
+            callback(message)
 
     def _start_flush(self) -> None:
         self._flush_task = asyncio.create_task(self._flush())
@@ -222,6 +304,16 @@ class SessionServer:
         self._sessions: dict[Session, None] = {}  # the oldest first
         self._session_shares = FairShares(storage.sessions_max)
         self._threads = FabricThreads(storage.sessions_max)
+
+    @property
+    def sessions(self) -> Collection[Session]:
+        """Those that are open, the oldest first."""
+        return self._sessions.keys()
+
+    @property
+    def open_count(self) -> int:
+        """Sessions that are open."""
+        return len(self._sessions)
 
     async def serve(self, socket: StreamSocket, joined: Callable[[], object]) -> None:
         """Carry a connection of the target socket until it ends, then let its targets go.
@@ -292,7 +384,7 @@ class SessionServer:
         except ObjectCacheError as error:
             await socket.send_frame(error.to_wire())
             return None
-        session = Session(holder.identity, socket, holder.access_key)
+        session = Session(holder.identity, socket, holder.access_key, is_local=True)
         session.post(SessionJoined(v=PROTOCOL_VERSION))
         return session
 
@@ -334,7 +426,8 @@ class SessionServer:
         match request:
             case RegisterTarget() if descriptor is not None:
                 target = await self._register(session, descriptor, request.length_bytes)
-                session.post(TargetRegistered(target_id=target.target_id))
+                registered = TargetRegistered(target_id=target.target_id, hears_awaited=True)
+                session.post(registered)
             case OpenFabric():
                 session.post(await self._open_fabric(session, request))
             case RegisterRemoteTarget():
@@ -349,8 +442,14 @@ class SessionServer:
                 self._registry.release(target, lambda: session.post_released(released))
             case ReleaseTarget():
                 raise InvalidRequest("target_id is not registered in this session")
+            case SessionPing():
+                session.post(SessionPong())
             case LayersConsumed():
                 session.consumed(request)
+            case LayersAwaited():
+                session.awaits(request)
+            case LayersFreed():
+                session.freed(request)
             case GetPrefix():
                 self._start_get(session, request)
             case CancelGet():
@@ -372,7 +471,9 @@ class SessionServer:
             session.post(GetEnded(tag=request.tag, error=busy.to_wire()))
             return
         cancelled = session.gets[request.tag] = asyncio.Event()
-        task = asyncio.create_task(self.serve_get(session, request, cancelled))
+        session.forget_awaited(request.tag)
+        get = self.serve_get(session, request.with_adopted_labels(), cancelled)
+        task = asyncio.create_task(get)
         self._gets.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from objectcache_runtime.metrics.metric_cells import RATIOS, BoundedNames, Cells, Counts, Histogram
+from objectcache_runtime.metrics.metric_cells import (
+    OTHER,
+    RATIOS,
+    BoundedNames,
+    Cells,
+    Counts,
+    Histogram,
+)
 from objectcache_runtime.metrics.recent_count import RecentCount
 from objectcache_schemas.errors import StorageFull
 from objectcache_storage_server.counts.engine_times import EngineTimes
 from objectcache_storage_server.tracing.recorder import PHASES, DeliveryRecorder
 
 SUCCESS = "ok"
+NICS_IN_METRICS_MAX = 256  # of all tenants; whoever comes later is counted with others
+BUCKETS_IN_METRICS_MAX = 256  # those with encoded chunks or puts, likewise
 STORED, EXISTING = "stored", "existing"
 STALL_MIN_S = 0.0001  # a wait below it is the price of asking
 _QUEUE = PHASES.index("queue")
@@ -29,10 +38,10 @@ class DeliveryKind(NamedTuple):
 class DeliveryCell:
     """The deliveries of one kind. Changed under the lock of `StorageCounts`."""
 
-    __slots__ = ("chunks", "count", "phases_s", "read_bytes")
+    __slots__ = ("chunks", "count", "phases_s", "read_bytes", "spared_bytes")
 
     def __init__(self) -> None:
-        self.count = self.read_bytes = self.chunks = 0
+        self.count = self.read_bytes = self.spared_bytes = self.chunks = 0
         self.phases_s = [0.0] * len(PHASES)
 
 
@@ -52,6 +61,8 @@ class StorageCounts:
     def __init__(self, tenants_max: int) -> None:
         """`tenants_max`: `admin.tenants_in_metrics_max`."""
         self.names = BoundedNames(tenants_max)
+        self._nics = BoundedNames(NICS_IN_METRICS_MAX)
+        self.nic_bytes: Counts[tuple[str, str]] = Counts()  # by tenant and its name for the NIC
         self.engine = EngineTimes()
         self.deliveries: Cells[DeliveryKind, DeliveryCell] = Cells(DeliveryCell)
         self.tenants: Cells[str, TenantCell] = Cells(TenantCell)
@@ -60,11 +71,18 @@ class StorageCounts:
         self.queue_seconds = Histogram()
         self.rate_ratios: Cells[str, Histogram] = Cells(lambda: Histogram(RATIOS))  # by policy
         self.put_chunks: Counts[str] = Counts()  # by whether they were new
+        self.buckets = BoundedNames(BUCKETS_IN_METRICS_MAX)
+        self.encoded_puts: Counts[str] = Counts()  # by their bucket's name among these
         self.errors: Counts[str] = Counts()  # by code
         self.full_lately = RecentCount()  # requests that found no space; in the event loop only
         self.gateway_connections = 0  # in the event loop only, as is the next
         self.client_connections = 0
         self._lock = threading.Lock()
+
+    def nic_labels(self, tenant: str, nic: str) -> tuple[str, str]:
+        """What a NIC is called in metrics: its tenant, and the tenant's name for it."""
+        known = self._nics[f"{tenant}/{nic}"]  # no NIC's name holds a slash
+        return (OTHER, OTHER) if known == OTHER else (self.names[tenant], nic)
 
     def delivery_ended(self, recorder: DeliveryRecorder) -> None:
         """A delivery ended, or was refused."""
@@ -74,10 +92,13 @@ class StorageCounts:
             DeliveryKind(ended.delivery, path, ended.transport, ended.error_code)
         ]
         tenant = self.tenants[self.names[ended.tenant]]
+        if ended.nic and ended.read_bytes:
+            self.nic_bytes.add(self.nic_labels(ended.tenant, ended.nic), ended.read_bytes)
         phases_s = ended.phases_s
         with self._lock:
             cell.count += 1
             cell.read_bytes += ended.read_bytes
+            cell.spared_bytes += ended.spared_bytes
             cell.chunks += ended.chunk_count
             for phase, seconds in enumerate(phases_s):
                 cell.phases_s[phase] += seconds

@@ -79,6 +79,11 @@ class ServedDelivery:
         self._yield_left_s = YIELD_S_MAX
         self._ended = False
 
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes that its client has in the end, for the operator's view."""
+        return self.plan.decoded_bytes
+
     def admitted(self, rate_bytes_per_s: float | None) -> None:
         """See `delivery_flow.ScheduledJob`."""
         self._on_admitted(rate_bytes_per_s)

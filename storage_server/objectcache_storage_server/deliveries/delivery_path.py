@@ -34,6 +34,10 @@ class AskedGet:
         target = descriptor.rdma_target
         if target is not None:
             check_transport(target.transport)
+        if descriptor.part is not None and path == DeliveryPath.BUFFER.value:
+            raise cannot_take(DeliveryPath.BUFFER, "brings no part of a prefix; use agg")
+        if descriptor.ring_layers is not None and path == DeliveryPath.BUFFER.value:
+            raise cannot_take(DeliveryPath.BUFFER, "goes round in no ring; use agg")
         chunk_count = len(descriptor.chunk_keys)
         return cls(
             path,
@@ -41,6 +45,17 @@ class AskedGet:
             TCP if target is None else target.transport,
             is_body(path, target is not None),
             target is not None and target.transport != SharedMemoryTransport.name,
+        )
+
+    def may_take_frames(self, descriptor: Descriptor) -> bool:
+        """Whether its payload may be encoded, if it is layerwise: whoever reads it would read the
+        directory first, so the whole of a prefix.
+        """
+        return (
+            bool(descriptor.encodings)
+            and self.mode is not DeliveryMode.CHUNKWISE
+            and descriptor.part is None
+            and self.path != DeliveryPath.BUFFER.value
         )
 
     def taken(self, mode: DeliveryMode, chunk_count: int) -> str:

@@ -31,8 +31,12 @@ def recorded(means: GetMeans, recorder: DeliveryRecorder) -> Generator[None]:
         recorder.ended(time.monotonic(), error)
 
 
-def new_recorder(means: GetMeans, request: KvGet | OpenObject) -> DeliveryRecorder:
-    """The record of a request that has just arrived, with the path that it asks for."""
+def new_recorder(
+    means: GetMeans, request: KvGet | OpenObject, nic: str | None = None
+) -> DeliveryRecorder:
+    """The record of a request that has just arrived, with the path that it asks for, and the NIC
+    that it names.
+    """
     return DeliveryRecorder(
         request.request_id,
         request.bucket,
@@ -44,5 +48,6 @@ def new_recorder(means: GetMeans, request: KvGet | OpenObject) -> DeliveryRecord
         traceparent=request.traceparent,
         path=request.path if isinstance(request, KvGet) else DeliveryPath.S3TCP.value,
         policy=means.schedule.policy,
+        nic=nic or "",
         reads=means.counts.engine.reads,
     )

@@ -62,11 +62,17 @@ class Dispatcher:
         *,
         pooled: bool = False,
         rate_max: float = math.inf,
+        nic_bytes_per_s: float | None = None,
     ) -> None:
         """The delivery is new; it ends with `remove`."""
         with self._condition:
             self._scheduler.add(
-                delivery, demand, time.monotonic(), pooled=pooled, rate_max=rate_max
+                delivery,
+                demand,
+                time.monotonic(),
+                pooled=pooled,
+                rate_max=rate_max,
+                nic_bytes_per_s=nic_bytes_per_s,
             )
             self._condition.notify_all()
 

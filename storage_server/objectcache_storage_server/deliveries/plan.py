@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
-from objectcache_storage_server.engines.base import Placement, Read
+from objectcache_storage_server.engines.base import OpenObjects, Placement, Read
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.scheduling.fragments import Fragment
 
@@ -27,9 +27,30 @@ from objectcache_storage_server.scheduling.fragments import Fragment
 class Plan(ABC):
     """What one delivery reads, in the order it is sent."""
 
-    payload_bytes: int
+    payload_bytes: int  # as it is sent
     first_layer: int
     end_layer: int
+
+    @property
+    def directory_bytes(self) -> int:
+        """Bytes of the payload that say how the rest of it is encoded; 0 where it is plain."""
+        return 0
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes that its client has in the end, of an encoded payload when it is decoded."""
+        return self.payload_bytes
+
+    @property
+    def layers_bytes(self) -> Sequence[int]:
+        """Of each layer of a layerwise payload as it is sent, what comes before the first with it;
+        of any other of the whole.
+        """
+        return [self.payload_bytes]
+
+    def reading(self, opened: OpenObjects) -> OpenObjects:
+        """What carries its reads out, made of the opened objects, which go with it."""
+        return opened
 
     @abstractmethod
     def fragments(self) -> Iterator[Fragment]:
@@ -146,6 +167,14 @@ class ChunkPlan(Plan):
         """N x layers x S."""
         return len(self.placements) * (self.end_layer - self.first_layer) * self.slice_bytes
 
+    @property
+    def layers_bytes(self) -> Sequence[int]:
+        """See `Plan.layers_bytes`."""
+        if self.mode is not DeliveryMode.LAYERWISE:
+            return [self.payload_bytes]
+        layer_bytes = len(self.placements) * self.slice_bytes
+        return [layer_bytes] * (self.end_layer - self.first_layer)
+
     def fragments(self) -> Iterator[Fragment]:
         """See `Plan.fragments`. A layerwise fragment never spans two layers."""
         if self.slice_bytes > self.fragment_bytes:
@@ -249,8 +278,7 @@ class ChunkPlan(Plan):
     def progress(self) -> Progress:
         """See `Plan.progress`."""
         if self.mode is DeliveryMode.LAYERWISE:
-            layer_bytes = len(self.placements) * self.slice_bytes
-            return _LayerProgress(layer_bytes, self.first_layer, self.end_layer)
+            return LayerwiseProgress(self.layers_bytes, self.first_layer)
         return _WholeProgress(self.payload_bytes, self.first_layer, self.end_layer)
 
 
@@ -286,9 +314,12 @@ class RangePlan(Plan):
         return _WholeProgress(self.payload_bytes, 0, 1)
 
 
-class _LayerProgress(Progress):
-    def __init__(self, layer_bytes: int, first_layer: int, end_layer: int) -> None:
-        self._missing_bytes = [layer_bytes] * (end_layer - first_layer)
+class LayerwiseProgress(Progress):
+    """Of fragments of one layer each."""
+
+    def __init__(self, layers_bytes: Sequence[int], first_layer: int) -> None:
+        """`layers_bytes`: of each layer."""
+        self._missing_bytes = list(layers_bytes)
         self._first_layer = self._end_layer = first_layer
 
     @property
@@ -340,13 +371,21 @@ def plan_chunks(
 
 
 def target_fragment_bytes(
-    layer_bytes: int, reader_threads: int, fragment_bytes: int, fragment_bytes_max: int
+    layer_bytes: int,
+    reader_threads: int,
+    fragment_bytes: int,
+    fragment_bytes_max: int,
+    read_bytes: int = 0,
 ) -> int:
     """Fragment size for a delivery into a target, which holds no buffer of the server's.
 
     A fragment costs the readers tens of microseconds of each other's time, so the larger the
-    better, as long as every layer has as many for one reader as for the others.
+    better, as long as every layer has as many for one reader as for the others. An engine that has
+    many under way at once says with `read_bytes` what it wants them to be: larger ones would fill
+    its link with later layers, which share it evenly with the first.
     """
+    if read_bytes:
+        return min(read_bytes, fragment_bytes_max)
     fewest = -(-layer_bytes // fragment_bytes_max)
     count = max(1, -(-fewest // reader_threads)) * reader_threads
     return max(fragment_bytes, -(-layer_bytes // count))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from objectcache_runtime.first_of import first_of
@@ -15,6 +16,7 @@ from objectcache_schemas.delivery_paths import DeliveryPath
 from objectcache_schemas.descriptor import DeliveryMode
 from objectcache_schemas.errors import Busy, DeliveryFailed
 from objectcache_schemas.messages.kv import DeliveryAccepted
+from objectcache_schemas.records import ObjectInfo
 from objectcache_storage_server.admission.entrance import stopping
 from objectcache_storage_server.admission.gates import BodyMemory
 from objectcache_storage_server.conversations.conversation import Asker
@@ -43,6 +45,7 @@ class DeliveryTerms:
     delivery: DeliveryMode = DeliveryMode.CHUNKWISE
     chunk_count: int = 1
     rate_max: float = math.inf
+    nic_bytes_per_s: float | None = None  # of the NIC that the demand names
 
     @property
     def pooled(self) -> bool:
@@ -59,6 +62,7 @@ class DeliveryTerms:
             policy=self.policy,
             chunk_count=self.chunk_count,
             payload_bytes=plan.payload_bytes,
+            decoded_bytes=plan.decoded_bytes,
             first_layer=plan.first_layer,
             end_layer=plan.end_layer,
             compute_window_s=self.window.compute_window_s,
@@ -87,6 +91,7 @@ class RunningDelivery:
         self.admitted = asyncio.Event()
         self.ended = asyncio.Event()
         self.rate_bytes_per_s: float | None = None
+        self.content = content_of(opened.infos)  # as the client is told
         self._after_end: list[Callable[[], None]] = []
         self.delivery = ServedDelivery(
             plan, opened, transport, self._on_end, terms.recorder, self._on_admitted
@@ -99,7 +104,11 @@ class RunningDelivery:
         try:
             terms.recorder.planned(time.monotonic())
             self._means.schedule.dispatcher.add(
-                self.delivery, terms.demand, pooled=terms.pooled, rate_max=terms.rate_max
+                self.delivery,
+                terms.demand,
+                pooled=terms.pooled,
+                rate_max=terms.rate_max,
+                nic_bytes_per_s=terms.nic_bytes_per_s,
             )
         except BaseException:
             self.delivery.fail(DeliveryFailed("it could not be handed over"))
@@ -205,4 +214,12 @@ def accepted(running: RunningDelivery) -> DeliveryAccepted:
         path=terms.path,
         transport=terms.transport,
         window_source=terms.window.source.value,
+        content=running.content,
+        directory_bytes=running.delivery.plan.directory_bytes,
     )
+
+
+def content_of(infos: Sequence[ObjectInfo | None]) -> str:
+    """A digest of these objects' ETags, in order: the same of the same versions."""
+    etags = "\n".join(info.etag for info in infos if info is not None)
+    return hashlib.sha256(etags.encode()).hexdigest()[:32]

@@ -50,6 +50,8 @@ class SessionAsker(Asker):
                         rate_bytes_per_s=message.rate_bytes_per_s,
                         path=message.path,
                         window_source=message.window_source,
+                        content=message.content,
+                        directory_bytes=message.directory_bytes,
                     )
                 )
             case DeliveryEnded():

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from objectcache_fabrics.leased_memory import RemoteTargetMemory
+from objectcache_fabrics.ring_room import RingRoom
 from objectcache_runtime.buffers import ReservedMemory
 from objectcache_runtime.first_of import end, first_done
 from objectcache_schemas.descriptor import Descriptor
@@ -28,6 +29,7 @@ from objectcache_storage_server.deliveries.watch_consumption import ConsumptionW
 from objectcache_storage_server.engines.base import OpenObjects
 from objectcache_storage_server.scheduling.windows.find_windows import shape_of
 from objectcache_storage_server.transports.base import Transport
+from objectcache_storage_server.transports.ring_watch import RingWatch
 from objectcache_storage_server.transports.shared_memory import SharedMemoryTransport
 from objectcache_storage_server.transports.staged import StagedTransport
 from objectcache_storage_server.transports.targets import TargetOwner
@@ -54,11 +56,17 @@ def start_target(
         running.delivery.fail(error)
         session.end()  # nothing more is written for it, so its client begins another one
 
+    def wake() -> None:
+        means.schedule.dispatcher.wake(running.delivery)
+
     with ExitStack() as undo:
         undo.callback(opened.close)
         if staging is not None:
             undo.callback(staging.release)
-        lease = means.targets.lease(request.identity, asked, plan.payload_bytes)
+        ring = descriptor.target_ring(plan.layers_bytes)
+        rows = ring or descriptor.target_rows(terms.chunk_count)
+        room = None if ring is None else RingRoom(ring, plan.first_layer)
+        lease = means.targets.lease(request.identity, asked, plan.payload_bytes, rows)
         undo.callback(lease.end)
         session = lease.target.owner
         transport: Transport
@@ -69,19 +77,27 @@ def start_target(
                 asked.tag,
                 means.staging,
                 staging,
-                lambda: means.schedule.dispatcher.wake(running.delivery),
+                wake,
                 broken,
                 plan.first_layer,
+                room,
             )
             transport.when_quiet(partial(lease.target.memory.peer.forget, asked.tag))
         else:
-            transport = SharedMemoryTransport(lease, asked.tag, session.post)
+            transport = SharedMemoryTransport(lease, asked.tag, session.post, room)
         running = RunningDelivery(means, plan, opened, transport, terms)
         undo.pop_all()  # from here on the delivery lets them go
     try:
         lease.on_release(running.delivery.fail)
-        shape = shape_of(descriptor, request.bucket, terms.chunk_count)
+        chunk_count = descriptor.window_chunks(terms.chunk_count)
+        shape = shape_of(descriptor, request.bucket, chunk_count)
         ConsumptionWatch(means, running, session, asked.tag, request.identity, shape)
+        if room is not None:
+            stall_timeout_s = means.settings.storage.send_stall_timeout_s
+            watch = RingWatch(
+                room, session, asked.tag, stall_timeout_s, wake, running.delivery.fail
+            )
+            running.after_end(watch.close)
         running.start()
     except BaseException:
         running.delivery.fail(DeliveryFailed("it could not be begun"))

@@ -45,7 +45,8 @@ class ConsumptionWatch:
         self._identity = identity
         self._shape = shape
         self._teaches = running.terms.window.source is not WindowSource.WHOLE
-        self._layer_bytes = running.terms.demand.layer_bytes
+        layer_count = self._end_layer - self._first_layer
+        self._layer_bytes = running.delivery.plan.decoded_bytes // layer_count
         self._timer: asyncio.TimerHandle | None = None
         self._callback = self._consumed  # one object, by which it is known
         self._is_watching = session.watch_consumption(tag, self._callback, self._dropped)

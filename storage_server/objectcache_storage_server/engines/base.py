@@ -14,9 +14,9 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple, Self
 
+from objectcache_encodings.frames import SliceCodec
 from objectcache_schemas.errors import (
     NotFound,
     ObjectCacheError,
@@ -25,7 +25,7 @@ from objectcache_schemas.errors import (
 )
 from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.limits import KIB, MIB
-from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
+from objectcache_schemas.operators.engine_status import CheckpointTaken, CheckReport, EngineStatus
 from objectcache_schemas.records import (
     BucketConfiguration,
     BucketInfo,
@@ -35,6 +35,7 @@ from objectcache_schemas.records import (
     ObjectInfo,
 )
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.engines.puts.received_frames import ReceivedFrames
 
 CHECKSUM_BLOCK_BYTES = 64 * KIB  # where no slice size is known
 ALWAYS = Condition()
@@ -51,6 +52,7 @@ class EngineCapabilities:
     # Calls of `OpenObjects.begin_reads`, each a batch of reads, to have under way at a time. 0: it
     # reads by waiting, so call `read_many`, in as many threads as are to read.
     queue_depth: int = 0
+    read_bytes: int = 0  # of a batch that it is quickest with; 0: the larger the better
 
 
 class Placement(NamedTuple):
@@ -88,8 +90,25 @@ class Read(NamedTuple):
     landing_offset_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class StagedPut:
+class FrameRows(NamedTuple):
+    """Neighbours whose slices are stored as frames: that of layer l in slot j is the `pitches[l]`
+    bytes at `offsets[l] + j * pitches[l]` of `source`, which is read in whole frames.
+    """
+
+    source: int
+    codec: SliceCodec  # whose readers can decode all of them
+    pitches: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+class FramePlace(NamedTuple):
+    """Where one object's slices lie as frames."""
+
+    rows: FrameRows
+    slot: int
+
+
+class StagedPut(NamedTuple):
     """A staged object with what will be stored beside its bytes.
 
     An empty `etag` asks the commit for `content_etags.content_etag` of what was written: the same
@@ -115,6 +134,8 @@ class BucketTotals(NamedTuple):
 
     object_count: int
     stored_bytes: int
+    encoded_bytes: int = 0  # of the frames of its chunks that are stored encoded
+    decoded_bytes: int = 0  # of those chunks, among the stored ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +144,8 @@ class PrefixShape:
 
     `keys` are distinct and in prefix order. Layerwise, the payload is for each layer, for each
     chunk, its slice of `slice_bytes`; otherwise chunk after chunk. `parent_key` is the chunk before
-    the first one, where it is known.
+    the first one, where it is known. With `encoded_bytes` the payload comes encoded, layerwise, and
+    has so many bytes: an engine is given its frames, or what they decode to.
     """
 
     keys: Sequence[str]
@@ -131,6 +153,7 @@ class PrefixShape:
     slice_bytes: int
     layerwise: bool
     parent_key: str | None = None
+    encoded_bytes: int | None = None
 
     @property
     def chunk_bytes(self) -> int:
@@ -139,8 +162,13 @@ class PrefixShape:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole payload."""
+        """Bytes of all chunks."""
         return len(self.keys) * self.chunk_bytes
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of the payload as it comes."""
+        return self.total_bytes if self.encoded_bytes is None else self.encoded_bytes
 
     def locate(self, position_bytes: int) -> tuple[int, int, int]:
         """Where a byte of the payload belongs: chunk, offset in it, bytes that follow it there."""
@@ -190,6 +218,15 @@ class StagedPrefix(ABC):
         and `Unavailable`.
         """
 
+    def write_frames(self, position_bytes: int, frames: ReceivedFrames) -> None:
+        """Store the payload's next slices, which come as frames; `position_bytes` is that of the
+        first of them among all slices. Otherwise as `write`, and raises `InvalidRequest`
+        (BadDigest) for a frame that is damaged.
+
+        An engine that stores frames overrides it, and decodes every one of them before.
+        """
+        self.write(position_bytes, frames.decoded().reshape(-1).data)
+
     def discard(self) -> None:
         """Forget what was not committed, and its space. A second call has no effect."""
         for staged in self.staged:
@@ -234,7 +271,7 @@ class EndedReads(BegunReads):
 
 
 class OpenObjects(ABC):
-    """Objects pinned for reading: their bytes do not change until `close`, whatever else happens.
+    """Objects held for reading: their bytes do not change until `close`, whatever else happens.
 
     `infos` is in the order asked; None where nothing is stored. Reads may run in many threads at
     once, but not at the same time as `close`.
@@ -245,6 +282,13 @@ class OpenObjects(ABC):
     @abstractmethod
     def placements(self) -> Sequence[Placement]:
         """Where each object's bytes lie; only when every object is stored."""
+
+    def frames(self) -> Sequence[FramePlace | None] | None:
+        """Where each object's slices lie as frames, if they do; None where no object's do. Reads of
+        a source of frames bring them as they are stored, checked as any bytes are. Only when every
+        object is stored.
+        """
+        return None
 
     @abstractmethod
     def read_many(self, reads: Sequence[Read], buffer: memoryview) -> None:
@@ -272,7 +316,7 @@ class OpenObjects(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Unpin. A second call has no effect."""
+        """Let go of them. A second call has no effect."""
 
     def read_into(self, index: int, offset_bytes: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes of object `index` from `offset_bytes` on."""
@@ -287,12 +331,7 @@ class OpenObjects(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -313,6 +352,12 @@ class Engine(ABC):
     def bucket(self, name: str) -> BucketInfo:
         """Look it up. Raises `NotFound` (NoSuchBucket), as every method below does."""
 
+    def fresh_bucket(self, name: str) -> BucketInfo:
+        """The same with all that was changed before this call, also by other servers of the store,
+        which may have to be asked. Raises `Unavailable`.
+        """
+        return self.bucket(name)
+
     @abstractmethod
     def buckets(self, after: str = "", limit: int | None = None) -> list[BucketInfo]:
         """Buckets after this name, by name, without those that begin with a dot."""
@@ -325,8 +370,12 @@ class Engine(ABC):
             after = page[-1].name
 
     @abstractmethod
-    def delete_bucket(self, name: str) -> None:
-        """Delete it if it is empty. Raises `Conflict` (BucketNotEmpty)."""
+    def delete_bucket(
+        self, name: str, judge: Callable[[BucketInfo], None] = lambda _: None
+    ) -> None:
+        """Delete it if it is empty. Raises `Conflict` (BucketNotEmpty), and what `judge` raises,
+        which is shown the bucket that would be deleted, maybe more than once.
+        """
 
     @abstractmethod
     def set_layout(self, name: str, layout: KvLayout) -> None:
@@ -343,8 +392,17 @@ class Engine(ABC):
             raise Unsupported(f"engine {self.capabilities.name} has no bucket policies; local has")
 
     @abstractmethod
-    def configure_bucket(self, name: str, configuration: BucketConfiguration) -> None:
-        """Replace a bucket's configuration, durably. The engine keeps it and does not act on it."""
+    def configure_bucket(
+        self,
+        name: str,
+        configuration: BucketConfiguration,
+        replaces: BucketConfiguration | None = None,
+    ) -> None:
+        """Replace a bucket's configuration, durably. The engine keeps it and does not act on it.
+
+        Raises `Conflict` (OperationAborted) where another than `replaces` is in force, if that is
+        given.
+        """
 
     @abstractmethod
     def usage(self, name: str) -> BucketTotals:
@@ -422,6 +480,13 @@ class Engine(ABC):
     def stat(self, bucket: str, key: str) -> ObjectInfo:
         """Look an object up. Raises `NotFound` (NoSuchKey)."""
 
+    def stat_at_hand(self, bucket: str, key: str) -> ObjectInfo | None:
+        """The same where nothing has to be waited for; None where `stat` says more. For an event
+        loop, which must not wait. Another server of the store may have replaced the object since.
+        Raises as `stat`.
+        """
+        return None
+
     @abstractmethod
     def match(self, bucket: str, keys: Sequence[str]) -> int:
         """How many leading keys are stored. Work is bounded by that number, not by `len(keys)`."""
@@ -430,7 +495,7 @@ class Engine(ABC):
     def open_many(
         self, bucket: str, keys: Sequence[str], *, are_prefix: bool = False
     ) -> OpenObjects:
-        """Pin objects for reading; a key that is not stored has None in `infos`.
+        """Hold objects for reading; a key that is not stored has None in `infos`.
 
         `are_prefix`: each key is the chunk before the next, which an engine may learn from.
         """
@@ -474,6 +539,13 @@ class Engine(ABC):
         """
         return ""
 
+    @property
+    def store_failure(self) -> str:
+        """Why what needs a store that is shared fails now, in words that anybody may read; the log
+        says more. Empty while the store can be asked.
+        """
+        return ""
+
     def check_room(self, size_bytes: int) -> None:  # noqa: B027
         """Raise `StorageFull` for what could not be stored even if all else went."""
 
@@ -494,6 +566,13 @@ class Engine(ABC):
         by answering false. Reads and writes go on meanwhile. Raises `Unsupported`.
         """
         raise Unsupported(f"engine {self.capabilities.name} has no check; local has")
+
+    def take_checkpoint(self) -> CheckpointTaken:
+        """Store a copy of the index that a server can start from, and trim the log behind the one
+        before. Raises `Busy` where another is being taken, `Conflict` where another server has
+        taken a later one meanwhile, `StorageFull`, `Unavailable`, `Unsupported`.
+        """
+        raise Unsupported(f"engine {self.capabilities.name} has no log: it takes no checkpoints")
 
     def pin(self, bucket: str, keys: Sequence[str], pinned: bool) -> int:
         """Keep what is stored of `keys` from eviction and expiry, or no longer; counts it.
@@ -535,6 +614,13 @@ class Engine(ABC):
                 staged.write_at(position - offset_bytes, part)
                 position += len(part)
             return end_bytes - offset_bytes
+
+
+def object_block_bytes(layout: KvLayout | None) -> int:
+    """The checksum block of objects in a bucket with this layout, or with none."""
+    if layout is None:
+        return CHECKSUM_BLOCK_BYTES
+    return slice_block_bytes(layout.per_layer_chunk_bytes)
 
 
 def check_etag(info: ObjectInfo, etag: str) -> None:

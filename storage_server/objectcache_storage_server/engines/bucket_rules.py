@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from objectcache_schemas.errors import Conflict, NotFound
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.records import BucketInfo
+from objectcache_schemas.records import BucketConfiguration, BucketInfo
 
 
 def no_such_bucket(name: str) -> NotFound:
@@ -29,6 +29,15 @@ def bucket_exists(existing: BucketInfo, asked: BucketInfo) -> Conflict:
 def bucket_not_empty(name: str) -> Conflict:
     """For a bucket that is to be deleted and still holds objects."""
     return Conflict(f"bucket {name!r} still holds objects", code="BucketNotEmpty")
+
+
+def check_configuration_change(bucket: BucketInfo, replaces: BucketConfiguration | None) -> None:
+    """Raise `Conflict` where another configuration is in force than the one that was seen."""
+    if replaces is not None and replaces != bucket.configuration:
+        raise Conflict(
+            "the bucket's configuration was changed meanwhile; read it and try again",
+            code="OperationAborted",
+        )
 
 
 def check_layout_change(bucket: BucketInfo, layout: KvLayout, misfit_key: str | None) -> None:

@@ -1,8 +1,8 @@
 """The catalog contract: buckets, and what is stored under which key, changed by transactions.
 
 A view sees one moment: all its look-ups see the same commits. A change is seen by nobody until its
-block has ended, and by everybody after that; an error in the block undoes it. When the block of a
-`writing` has ended, the change outlives a crash.
+block has ended, and by everybody after that; an error in the block undoes it. When a change has
+ended, it outlives a crash.
 
 Keys are in the order of their UTF-8 bytes. What a look-up meets that is not what was stored counts
 as missing, and is dropped.
@@ -11,7 +11,7 @@ as missing, and is dropped.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -38,6 +38,7 @@ class StoredVersion(Protocol):
 
 
 V = TypeVar("V", bound=StoredVersion)
+T = TypeVar("T")
 
 
 class CatalogView(ABC, Generic[V]):
@@ -105,7 +106,22 @@ class Catalog(ABC, Generic[V]):
         """One consistent view."""
 
     @abstractmethod
+    def change(self, act: Callable[[CatalogChange[V]], T], deadline_s: float) -> T:
+        """What `act` returns, once all that it changed is durable. What it raises undoes it. It may
+        run more than once, so it has no effect but on what it is given. Raises `StorageFull` and
+        `Unavailable`.
+        """
+
+
+class TransactionCatalog(Catalog[V]):
+    """A catalog that nobody else changes meanwhile: a change is a block of code that runs once."""
+
+    @abstractmethod
     def writing(self) -> AbstractContextManager[CatalogChange[V]]:
         """One transaction, durable when the block has ended. Raises `StorageFull` and
         `Unavailable`.
         """
+
+    def change(self, act: Callable[[CatalogChange[V]], T], deadline_s: float) -> T:
+        with self.writing() as change:
+            return act(change)

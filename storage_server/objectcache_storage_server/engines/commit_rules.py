@@ -5,10 +5,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 
-from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
+from objectcache_schemas.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    StorageFull,
+)
 from objectcache_schemas.layout import KvLayout
-from objectcache_schemas.records import Condition, ObjectInfo
-from objectcache_storage_server.engines.base import StagedPut, check_etag
+from objectcache_schemas.records import BucketInfo, Condition, ObjectInfo
+from objectcache_storage_server.engines.base import BucketTotals, StagedPut, check_etag
 
 
 class Verdict(enum.Enum):
@@ -58,4 +64,38 @@ def check_fits_layout(key: str, size_bytes: int, layout: KvLayout | None) -> Non
             f"{layout.chunk_bytes}",
             code="DescriptorMismatch",
             key=key,
+        )
+
+
+def check_quota(bucket: BucketInfo, stored_bytes: int, growth_bytes: int) -> None:
+    """Raise `StorageFull` (QuotaExceeded) for growth that a bucket's quota does not let in."""
+    quota_bytes = bucket.policy.quota_bytes
+    if quota_bytes is not None and growth_bytes > 0 and stored_bytes + growth_bytes > quota_bytes:
+        raise StorageFull(
+            f"bucket {bucket.name!r} holds {stored_bytes} bytes, {growth_bytes} more are over its "
+            f"quota_bytes of {quota_bytes}",
+            code="QuotaExceeded",
+            quota="stored_bytes",
+        )
+
+
+def check_configured_quota(
+    bucket: BucketInfo, totals: BucketTotals, growth_bytes: int, growth_objects: int
+) -> None:
+    """The same for the quota of the bucket's configuration, which counts objects, too."""
+    quota, stored_bytes = bucket.configuration.quota, totals.stored_bytes + growth_bytes
+    object_count = totals.object_count + growth_objects
+    if quota.stored_bytes is not None and growth_bytes > 0 and stored_bytes > quota.stored_bytes:
+        raise StorageFull(
+            f"bucket {bucket.name} may store {quota.stored_bytes} bytes, and would hold "
+            f"{stored_bytes}; delete some, or raise the quota",
+            code="QuotaExceeded",
+            quota="stored_bytes",
+        )
+    if quota.object_count is not None and growth_objects > 0 and object_count > quota.object_count:
+        raise StorageFull(
+            f"bucket {bucket.name} may store {quota.object_count} objects, not {object_count}; "
+            f"delete some, or raise the quota",
+            code="QuotaExceeded",
+            quota="object_count",
         )

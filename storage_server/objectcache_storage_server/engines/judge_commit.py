@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from objectcache_schemas.errors import DamagedData
 from objectcache_schemas.records import BucketInfo, Condition, ObjectInfo
@@ -23,9 +24,6 @@ class FinishedStaged(Staged):
     """What a commit asks of a staged object, in every engine."""
 
     block_bytes: int  # of a checksum
-
-    def finish(self) -> None:
-        """Write what is still in memory; nothing is written after it."""
 
     @abstractmethod
     def size_bytes(self) -> int:
@@ -64,8 +62,7 @@ G = TypeVar("G", bound=FinishedStaged)
 S = TypeVar("S", bound=JudgedVersion)
 
 
-@dataclass(frozen=True, slots=True)
-class NewObject(Generic[G]):
+class NewObject(msgspec.Struct, Generic[G], frozen=True, gc=False):
     """A staged object and what will be said of it."""
 
     staged: G
@@ -75,7 +72,6 @@ class NewObject(Generic[G]):
     def of(put: StagedPut, staged: G, modified_s: float) -> NewObject[G]:
         """The object that a put would store; asserts that it was written whole."""
         assert put.staged is staged
-        staged.finish()
         size_bytes = staged.size_bytes()
         info = ObjectInfo(
             key=staged.key,
@@ -113,20 +109,33 @@ class CommitJudge(Generic[G, S]):
     def to_store(self, bucket: BucketInfo, stored: Mapping[str, S]) -> list[NewObject[G]]:
         """Those that are to be stored, by keys' `stored` versions. Raises as `Engine.commit`."""
         self.damaged = {}
+        if bucket.layout is not None:
+            for each in self._new:
+                check_fits_layout(each.info.key, each.info.size_bytes, bucket.layout)
+        if not stored and self._condition.etag is None:  # nothing that a condition could be of
+            return list(self._new)
         return [each for each in self._new if self._is_to_store(bucket, each, stored.get(each.key))]
 
     def outcome(self, to_store: Sequence[NewObject[G]], stored: Mapping[str, S]) -> list[Committed]:
         """What became of each object when those of the last verdict were stored."""
-        is_new = {each.key for each in to_store}
+        is_new = {each.info.key for each in to_store}
         return [
-            Committed(each.info, existed=False)
-            if each.key in is_new
-            else Committed(stored[each.key].info, existed=True)
+            Committed(each.info, False)
+            if each.info.key in is_new
+            else Committed(stored[each.info.key].info, True)
             for each in self._new
         ]
 
+    @staticmethod
+    def growth_bytes(to_store: Sequence[NewObject[G]], stored: Mapping[str, S]) -> int:
+        """By how much a bucket's stored bytes grow with these, in place of what is stored."""
+        new_bytes = sum([each.info.size_bytes for each in to_store])
+        if not stored:
+            return new_bytes
+        replaced = [stored[each.key] for each in to_store if each.key in stored]
+        return new_bytes - sum([version.info.size_bytes for version in replaced])
+
     def _is_to_store(self, bucket: BucketInfo, new: NewObject[G], stored: S | None) -> bool:
-        check_fits_layout(new.key, new.info.size_bytes, bucket.layout)
         try:
             verdict = judge(
                 new.key,

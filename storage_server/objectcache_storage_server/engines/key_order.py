@@ -1,8 +1,12 @@
-"""Object keys as UTF-8 bytes, which is the order of every listing. Pure."""
+"""Object keys as UTF-8 bytes, which is the order of every listing, and as hashes. Pure."""
 
 from __future__ import annotations
 
+import xxhash
+
 from objectcache_schemas.errors import InvalidRequest
+
+BUCKET_BYTES = 4  # of a bucket's number, big-endian, before a key
 
 _AFTER_ALL_KEYS = b"\xff"  # no UTF-8 text holds this byte
 
@@ -37,3 +41,13 @@ def key_text(key: bytes) -> str:
 def key_raw(key: str) -> bytes:
     """What `key_text` was made of."""
     return key.encode(errors="surrogateescape")
+
+
+def key_hash(bucket_number: int, key: str) -> int:
+    """xxh3_64 of a bucket's number and a key; never 0, which stands for no key."""
+    return raw_hash(bucket_number.to_bytes(BUCKET_BYTES, "big") + key.encode())
+
+
+def raw_hash(raw: bytes) -> int:
+    """`key_hash` of a bucket's number and a key's bytes, as they are stored."""
+    return xxhash.xxh3_64_intdigest(raw) or 1

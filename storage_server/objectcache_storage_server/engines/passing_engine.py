@@ -47,6 +47,7 @@ class PassingEngine(Engine):
 
     create_bucket = passed_on(Engine.create_bucket)
     bucket = passed_on(Engine.bucket)
+    fresh_bucket = passed_on(Engine.fresh_bucket)
     buckets = passed_on(Engine.buckets)
     delete_bucket = passed_on(Engine.delete_bucket)
     set_layout = passed_on(Engine.set_layout)
@@ -62,6 +63,7 @@ class PassingEngine(Engine):
     delete = passed_on(Engine.delete)
     expire = passed_on(Engine.expire)
     stat = passed_on(Engine.stat)
+    stat_at_hand = passed_on(Engine.stat_at_hand)
     match = passed_on(Engine.match)
     open_many = passed_on(Engine.open_many)
     read_small = passed_on(Engine.read_small)
@@ -70,6 +72,7 @@ class PassingEngine(Engine):
     status = passed_on(Engine.status)
     totals = passed_on(Engine.totals)
     check = passed_on(Engine.check)
+    take_checkpoint = passed_on(Engine.take_checkpoint)
     pin = passed_on(Engine.pin)
 
     @contextlib.contextmanager
@@ -88,6 +91,10 @@ class PassingEngine(Engine):
     @property
     def flush_failure(self) -> str:
         return self.inner.flush_failure
+
+    @property
+    def store_failure(self) -> str:
+        return self.inner.store_failure
 
     def close(self) -> None:
         self.inner.close()

@@ -2,93 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from objectcache_runtime.metrics.metric_families import alone, counter, gauge, histogram
-from objectcache_schemas.operators.engine_status import EngineStatus
+from objectcache_runtime.metrics.metric_families import counter, histogram, level, total
+from objectcache_schemas.operators.engine_status import CacheStatus, EngineStatus, SharedStatus
 from objectcache_storage_server.counts.engine_times import EngineTimes
 
-_Numbers = tuple[tuple[str, str, Callable[[EngineStatus], float]], ...]
-
-_LEVELS: _Numbers = (
-    ("engine_objects", "Objects that are stored.", lambda status: status.objects),
-    (
-        "engine_capacity_bytes",
-        "Bytes that objects may take.",
-        lambda status: status.capacity_bytes,
+# By the field of `EngineStatus` that is told.
+_LEVELS = {
+    "objects": "Objects that are stored.",
+    "capacity_bytes": "Bytes that objects may take.",
+    "allocated_bytes": "Bytes that extents take.",
+    "live_bytes": "Bytes of objects.",
+    "encoded_bytes": "Bytes that extents with encoded slices take.",
+    "decoded_bytes": "Bytes of the slices in them.",
+    "free_bytes": "Bytes between extents.",
+    "largest_free_bytes": "The longest run of free bytes.",
+    "page_cache_budget_bytes": "Page cache that extents may take.",
+    "unflushed_extents": "Extents that a power loss would lose.",
+    "compaction_candidates": "Objects that could lie better.",
+    "encoding_waiting_bytes": "Bytes of chunks that are to be encoded, or decoded, where they lie.",
+}
+_TOTALS = {
+    "stale_reads": (
+        "Pieces that the page cache had otherwise than the device, which had them right."
     ),
-    (
-        "engine_allocated_bytes",
-        "Bytes that extents take.",
-        lambda status: status.allocated_bytes,
-    ),
-    ("engine_live_bytes", "Bytes of objects.", lambda status: status.live_bytes),
-    ("engine_free_bytes", "Bytes between extents.", lambda status: status.free_bytes),
-    (
-        "engine_largest_free_bytes",
-        "The longest run of free bytes.",
-        lambda status: status.largest_free_bytes,
-    ),
-    (
-        "engine_page_cache_budget_bytes",
-        "Page cache that extents may take.",
-        lambda status: status.page_cache_budget_bytes,
-    ),
-    (
-        "engine_unflushed_extents",
-        "Extents that a power loss would lose.",
-        lambda status: status.unflushed_extents,
-    ),
-    (
-        "engine_flush_failed",
-        "1 from a flush that failed until a restart: nothing is stored.",
-        lambda status: bool(status.flush_failure),
-    ),
-    (
-        "engine_compaction_candidates",
-        "Objects that could lie better.",
-        lambda status: status.compaction_candidates,
-    ),
-)
-_TOTALS: _Numbers = (
-    (
-        "engine_damaged_objects_total",
-        "Objects that were dropped because their bytes failed a checksum.",
-        lambda status: status.damaged,
-    ),
-    (
-        "engine_stale_reads_total",
-        "Pieces that the page cache had otherwise than the device, which had them right.",
-        lambda status: status.stale_reads,
-    ),
-    (
-        "engine_evicted_objects_total",
-        "Objects that went for want of space.",
-        lambda status: status.evicted_objects,
-    ),
-    (
-        "engine_evicted_bytes_total",
-        "Bytes of objects that went for want of space.",
-        lambda status: status.evicted_bytes,
-    ),
-    (
-        "engine_expired_objects_total",
-        "Objects that went because of their bucket's ttl_s.",
-        lambda status: status.expired_objects,
-    ),
-    (
-        "engine_compacted_objects_total",
-        "Objects that were moved together.",
-        lambda status: status.compacted_objects,
-    ),
-    (
-        "engine_compacted_bytes_total",
-        "Bytes of objects that were moved together.",
-        lambda status: status.compacted_bytes,
-    ),
-)
+    "evicted_objects": "Objects that went for want of space.",
+    "evicted_bytes": "Bytes of objects that went for want of space.",
+    "expired_objects": "Objects that went because of their bucket's ttl_s.",
+    "compacted_objects": "Objects that were moved together.",
+    "compacted_bytes": "Bytes of objects that were moved together.",
+    "reencoded_objects": "Chunks that were encoded, or decoded, because of a bucket's policy.",
+    "reencoded_bytes": "Decoded bytes of them.",
+}
+# By the field of `SharedStatus`.
+_SHARED_LEVELS = {
+    "buried_extents": "Deleted extents whose bytes are kept for readers.",
+    "buried_bytes": "Bytes of them.",
+    "log_end": "Number of the next record of the shared store's log.",
+    "lag_records": "Records that this server has heard of and not replayed.",
+    "behind_s": "Seconds since this server was last known to be at the log's end.",
+    "checkpoint": "Number of the first record that the newest checkpoint lacks.",
+    "writers": "Servers of the shared store that live.",
+    "fenced_writers": "Dead servers whose leftovers are not deleted yet.",
+    "leads_upkeep": "1 where this server evicts and deletes for all.",
+}
+_SHARED_TOTALS = {
+    "freed_bytes": "Bytes of deleted extents that this server has removed.",
+    "swept_objects": "Leftovers of dead servers that this server has removed.",
+    "lost_races": "Records that this server made again because another's came first.",
+}
+# By the field of `CacheStatus`.
+_CACHE_LEVELS = {
+    "capacity_bytes": "Bytes that the cache of the shared store may take.",
+    "used_bytes": "Bytes that it takes.",
+}
+_CACHE_TOTALS = {
+    "hits": "Reads of the store's objects that the cache answered.",
+    "hit_bytes": "Bytes of them.",
+    "misses": "Reads of the store's objects that the store was asked for.",
+    "miss_bytes": "Bytes of them.",
+    "written_bytes": "Bytes that were written into the cache.",
+    "passed_over_bytes": "Bytes that the cache would have kept, and had no memory for.",
+    "evicted_objects": "The store's objects that left the cache for others.",
+    "damaged_objects": "The store's objects that left it because what was read did not match.",
+}
 
 
 def engine_call_families(times: EngineTimes) -> Iterator[Metric]:
@@ -122,7 +102,38 @@ def engine_families(status: EngineStatus) -> Iterator[Metric]:
         ("path",),
         [((path.name,), path.hit_bytes) for path in paths],
     )
-    for name, text, level in _LEVELS:
-        yield gauge(name, text, (), alone(level(status)))
-    for name, text, total in _TOTALS:
-        yield counter(name, text, (), alone(total(status)))
+    for field, text in _LEVELS.items():
+        yield level(f"engine_{field}", text, getattr(status, field))
+    yield level(
+        "engine_flush_failed",
+        "1 from a flush that failed until a restart: nothing is stored.",
+        bool(status.flush_failure),
+    )
+    yield total(
+        "engine_damaged_objects_total",
+        "Objects that were dropped because their bytes failed a checksum.",
+        status.damaged,
+    )
+    for field, text in _TOTALS.items():
+        yield total(f"engine_{field}_total", text, getattr(status, field))
+    yield from _shared_families(status.shared or SharedStatus())
+
+
+def _shared_families(status: SharedStatus) -> Iterator[Metric]:
+    for field, text in _SHARED_LEVELS.items():
+        yield level(f"shared_{field}", text, getattr(status, field))
+    for field, text in _SHARED_TOTALS.items():
+        yield total(f"shared_{field}_total", text, getattr(status, field))
+    yield from _cache_families(status.cache or CacheStatus())
+
+
+def _cache_families(status: CacheStatus) -> Iterator[Metric]:
+    yield level(
+        "shared_cache_failed",
+        "1 from an error of the cache's device until a restart: the store is asked for everything.",
+        bool(status.failure),
+    )
+    for field, text in _CACHE_LEVELS.items():
+        yield level(f"shared_cache_{field}", text, getattr(status, field))
+    for field, text in _CACHE_TOTALS.items():
+        yield total(f"shared_cache_{field}_total", text, getattr(status, field))

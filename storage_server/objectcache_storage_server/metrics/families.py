@@ -12,12 +12,14 @@ from objectcache_runtime.metrics.metric_cells import Counts
 from objectcache_runtime.metrics.metric_families import (
     Labelled,
     MetricsPage,
-    alone,
     counter,
     gauge,
     histogram,
+    level,
+    total,
 )
 from objectcache_schemas.messages.quotas import GetUsage
+from objectcache_schemas.operators.schedule import ScheduledNic
 from objectcache_storage_server.counts.storage_counts import (
     SUCCESS,
     StorageCounts,
@@ -62,6 +64,21 @@ _TENANT_COUNTERS: tuple[tuple[str, str, Callable[[TenantCell], float]], ...] = (
     ),
 )
 
+_NIC_GAUGES: dict[str, tuple[str, Callable[[ScheduledNic], float]]] = {
+    "nic_queue_bytes": (
+        "Bytes that running deliveries have still to send to a storage NIC.",
+        lambda nic: nic.queued_bytes,
+    ),
+    "nic_deliveries": (
+        "Deliveries to a storage NIC that run.",
+        lambda nic: nic.deliveries,
+    ),
+    "nic_held_deliveries": (
+        "Of these, those that wait because the NIC may not be sent more yet.",
+        lambda nic: nic.held,
+    ),
+}
+
 
 def storage_page(means: GetMeans, lifecycle: LifecycleCounts) -> MetricsPage:
     """All of them as text."""
@@ -74,6 +91,7 @@ def storage_families(means: GetMeans, lifecycle: LifecycleCounts) -> Iterator[Me
     yield from _of_deliveries(counts)
     yield from _of_times(counts)
     yield from _of_schedule(means)
+    yield from _of_nics(means)
     yield from _of_tenants(means)
     yield from _of_errors(counts)
     yield from _of_lifecycle(lifecycle)
@@ -99,10 +117,12 @@ def _of_deliveries(counts: StorageCounts) -> Iterator[Metric]:
         [((*kind[:-1], kind.error_code or SUCCESS), cell.count) for kind, cell in cells],
     )
     read_bytes: Counter[str] = Counter()
+    spared_bytes: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     phases_s = dict.fromkeys(PHASES, 0.0)
     for kind, cell in cells:
         read_bytes[kind.path] += cell.read_bytes
+        spared_bytes[kind.path] += cell.spared_bytes
         if not kind.error_code:
             chunks[kind.path] += cell.chunks
         for phase, seconds in zip(PHASES, cell.phases_s, strict=True):
@@ -112,6 +132,12 @@ def _of_deliveries(counts: StorageCounts) -> Iterator[Metric]:
         "Bytes that were read for deliveries.",
         ("path",),
         _by_name(read_bytes),
+    )
+    yield counter(
+        "spared_bytes_total",
+        "Bytes that deliveries had fewer than what they are decoded.",
+        ("path",),
+        _by_name(spared_bytes),
     )
     yield counter(
         "delivered_chunks_total",
@@ -158,6 +184,12 @@ def _of_times(counts: StorageCounts) -> Iterator[Metric]:
         ("result",),
         _by_one(counts.put_chunks),
     )
+    yield counter(
+        "encoded_puts_total",
+        "kv-puts that came encoded and were stored, by their bucket.",
+        ("bucket",),
+        _by_one(counts.encoded_puts),
+    )
 
 
 def _of_schedule(means: GetMeans) -> Iterator[Metric]:
@@ -175,9 +207,7 @@ def _of_schedule(means: GetMeans) -> Iterator[Metric]:
         ("policy",),
         [((policy,), achieved)],
     )
-    yield gauge(
-        "deliveries_running", "Deliveries that run.", (), alone(means.gates.entrance.running)
-    )
+    yield level("deliveries_running", "Deliveries that run.", means.gates.entrance.running)
     yield gauge(
         "deliveries_waiting",
         "Requests for deliveries that wait, for their tenant's turn or for memory.",
@@ -188,18 +218,39 @@ def _of_schedule(means: GetMeans) -> Iterator[Metric]:
             (("staging",), means.gates.staging.waiting),
         ],
     )
-    yield gauge(
+    yield level(
         "in_flight_bytes",
         "Memory promised to deliveries into sockets.",
-        (),
-        alone(means.gates.pool.promised_bytes),
+        means.gates.pool.promised_bytes,
     )
-    yield gauge(
+    yield level(
         "fabric_staging_bytes",
         "Staging memory promised to deliveries over fabrics.",
-        (),
-        alone(means.staging.promised_bytes),
+        means.staging.promised_bytes,
     )
+
+
+def _of_nics(means: GetMeans) -> Iterator[Metric]:
+    counts = means.counts
+    yield counter(
+        "nic_bytes_total",
+        "Bytes that were read for deliveries to a storage NIC, by the tenant's name for it.",
+        ("tenant", "nic"),
+        counts.nic_bytes.items(),
+    )
+    yield counter(
+        "nic_unpaced_deliveries_total",
+        "Deliveries that named one storage NIC more than their tenant may use at once.",
+        (),
+        [((), means.schedule.dispatcher.with_scheduler(lambda one: one.nics.beyond_count))],
+    )
+    nics = means.schedule.nics()
+    for name, (text, value) in _NIC_GAUGES.items():
+        values: dict[tuple[str, str], float] = {}
+        for one in nics:
+            labels = counts.nic_labels(one.tenant, one.nic)
+            values[labels] = values.get(labels, 0) + value(one)
+        yield gauge(name, text, ("tenant", "nic"), list(values.items()))
 
 
 def _rates(scheduler: Scheduler[ServedDelivery]) -> tuple[float, float]:
@@ -235,12 +286,18 @@ def _of_activity(means: GetMeans) -> Iterator[Metric]:
 def _of_usage(means: GetMeans) -> Iterator[Metric]:
     stored_bytes: Counter[str] = Counter()
     objects: Counter[str] = Counter()
+    encoded_bytes: Counter[str] = Counter()
+    decoded_bytes: Counter[str] = Counter()
     buckets = bucket_usage(means.calls.engine, GetUsage())
     for bucket in buckets:
         name = means.counts.names[bucket.owner]
         stored_bytes[name] += bucket.stored_bytes
         objects[name] += bucket.object_count
-    yield gauge("buckets", "Buckets.", (), alone(len(buckets)))
+        if bucket.encoded_bytes:
+            name = means.counts.buckets[bucket.bucket]
+            encoded_bytes[name] += bucket.encoded_bytes
+            decoded_bytes[name] += bucket.decoded_bytes
+    yield level("buckets", "Buckets.", len(buckets))
     yield gauge(
         "tenant_stored_bytes",
         "Bytes that the buckets of a tenant hold.",
@@ -252,6 +309,18 @@ def _of_usage(means: GetMeans) -> Iterator[Metric]:
         "Objects that the buckets of a tenant hold.",
         ("tenant",),
         _by_name(objects),
+    )
+    yield gauge(
+        "bucket_encoded_bytes",
+        "Bytes of a bucket's frames, of the chunks that are stored encoded.",
+        ("bucket",),
+        _by_name(encoded_bytes),
+    )
+    yield gauge(
+        "bucket_decoded_bytes",
+        "Bytes that these chunks have decoded.",
+        ("bucket",),
+        _by_name(decoded_bytes),
     )
 
 
@@ -265,36 +334,35 @@ def _of_errors(counts: StorageCounts) -> Iterator[Metric]:
 
 
 def _of_lifecycle(counts: LifecycleCounts) -> Iterator[Metric]:
-    for name, text, value in (
-        ("lifecycle_sweeps_total", "Searches for what lifecycle rules expire.", counts.sweeps),
-        (
-            "lifecycle_failures_total",
-            "Buckets that a search gave up on, until the next.",
-            counts.failures,
-        ),
-        (
-            "lifecycle_expired_objects_total",
-            "Objects that lifecycle rules expired.",
-            counts.expired_objects,
-        ),
-        (
-            "lifecycle_expired_bytes_total",
-            "Bytes of objects that lifecycle rules expired.",
-            counts.expired_bytes,
-        ),
-        (
-            "lifecycle_aborted_uploads_total",
-            "Uploads that lifecycle rules aborted.",
-            counts.aborted_uploads,
-        ),
-    ):
-        yield counter(name, text, (), alone(value))
+    yield total(
+        "lifecycle_sweeps_total", "Searches for what lifecycle rules expire.", counts.sweeps
+    )
+    yield total(
+        "lifecycle_failures_total",
+        "Buckets that a search gave up on, until the next.",
+        counts.failures,
+    )
+    yield total(
+        "lifecycle_expired_objects_total",
+        "Objects that lifecycle rules expired.",
+        counts.expired_objects,
+    )
+    yield total(
+        "lifecycle_expired_bytes_total",
+        "Bytes of objects that lifecycle rules expired.",
+        counts.expired_bytes,
+    )
+    yield total(
+        "lifecycle_aborted_uploads_total",
+        "Uploads that lifecycle rules aborted.",
+        counts.aborted_uploads,
+    )
 
 
 def _of_server(means: GetMeans) -> Iterator[Metric]:
     counts = means.counts
-    yield gauge("puts_running", "Puts that run.", (), alone(means.gates.slots.puts))
-    yield gauge("puts_waiting", "Puts that wait for a slot.", (), alone(means.gates.puts.waiting))
+    yield level("puts_running", "Puts that run.", means.gates.slots.puts)
+    yield level("puts_waiting", "Puts that wait for a slot.", means.gates.puts.waiting)
     yield counter(
         "slow_clients_cut_total",
         "Bodies and puts that were cut for their clients' rate while others waited.",
@@ -304,28 +372,18 @@ def _of_server(means: GetMeans) -> Iterator[Metric]:
             (("put",), means.gates.slow_puts.cut_count),
         ],
     )
-    yield gauge(
-        "put_staging_bytes",
-        "Bytes of unfinished puts.",
-        (),
-        alone(means.gates.slots.staged_bytes),
-    )
-    yield gauge(
+    yield level("put_staging_bytes", "Bytes of unfinished puts.", means.gates.slots.staged_bytes)
+    yield level(
         "storage_gateway_connections",
         "Connections from gateways and the admin server.",
-        (),
-        alone(counts.gateway_connections),
+        counts.gateway_connections,
     )
-    yield gauge(
-        "storage_client_connections",
-        "Connections to the target socket.",
-        (),
-        alone(counts.client_connections),
+    yield level(
+        "storage_client_connections", "Connections to the target socket.", counts.client_connections
     )
-    yield gauge("targets", "Targets that clients have registered.", (), alone(means.targets.count))
-    yield gauge(
+    yield level("targets", "Targets that clients have registered.", means.targets.count)
+    yield level(
         "storage_draining",
         "1 while the storage server takes no more work.",
-        (),
-        alone(means.gates.takes_no_work),
+        means.gates.takes_no_work,
     )

@@ -13,10 +13,11 @@ from objectcache_runtime.networking.stream_socket import ConnectionEnded
 from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
+from objectcache_storage_server.engines.base import PrefixShape
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
-from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.puts.put_means import PutMeans
 from objectcache_storage_server.puts.target_source import (
+    PayloadSink,
     TargetSource,
     check_length,
     write_piece,
@@ -26,7 +27,7 @@ from objectcache_storage_server.puts.target_source import (
 class FabricSource(TargetSource):
     """A lease on the payload and staging memory to read it into, until `close`."""
 
-    def __init__(self, means: StoreMeans, moves: StagedMoves, piece_bytes: int) -> None:
+    def __init__(self, means: PutMeans, moves: StagedMoves, piece_bytes: int) -> None:
         self._means = means
         self._moves = moves
         self._piece_bytes = piece_bytes
@@ -34,7 +35,7 @@ class FabricSource(TargetSource):
     @classmethod
     async def open(
         cls,
-        means: StoreMeans,
+        means: PutMeans,
         talk: Conversation,
         identity: str,
         asked: MemoryTarget,
@@ -49,23 +50,23 @@ class FabricSource(TargetSource):
         check_length(asked, shape)
         staging = means.staging
         piece_bytes = staged_piece_bytes(shape, staging.buffer_bytes)
-        reserved = await means.gates.staging_memory(identity, shape.total_bytes, talk.gone)
+        reserved = await means.gates.staging_memory(identity, shape.wire_bytes, talk.gone)
         try:
-            lease = means.targets.lease(identity, asked, shape.total_bytes)
+            lease = means.targets.lease(identity, asked, shape.wire_bytes)
         except BaseException:
             reserved.release()
             raise
         moves = StagedMoves(lease, staging, reserved, lease.target.owner.end)
         return cls(means, moves, piece_bytes)
 
-    async def write_all(self, talk: Conversation, prefix: StagedPrefix) -> None:
+    async def write_all(self, talk: Conversation, sink: PayloadSink) -> None:
         """As `TargetSource.write_all`; `DeliveryFailed` where the client's memory cannot be read
         any more. Whatever it raises to whom it answers, nothing is read then.
         """
         watching = asyncio.ensure_future(talk.stream.closed_by_peer())
         watching.add_done_callback(lambda _: self._moves.fail(ConnectionEnded()))
         try:
-            await self._write_pieces(prefix)
+            await self._write_pieces(sink)
         except ConnectionEnded:
             raise  # nobody hears an answer: the lease ends with the last read
         except Exception:
@@ -76,7 +77,7 @@ class FabricSource(TargetSource):
             self.close()
             await end(watching)
 
-    async def _write_pieces(self, prefix: StagedPrefix) -> None:
+    async def _write_pieces(self, sink: PayloadSink) -> None:
         moves = self._moves
         ahead: deque[tuple[int, memoryview, asyncio.Future[None]]] = deque()
         asked_bytes = 0
@@ -89,7 +90,7 @@ class FabricSource(TargetSource):
                 return
             start_bytes, piece, arrived = ahead.popleft()
             await moves.until(arrived.done)
-            await write_piece(self._means, prefix, start_bytes, piece)
+            await write_piece(self._means, sink, start_bytes, piece)
             moves.give_back(piece)
 
     def close(self) -> None:

@@ -11,14 +11,15 @@ from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.counts.storage_counts import EXISTING, STORED
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix, StagedPut
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.puts.encoded_payload import EncodedPayload
 from objectcache_storage_server.puts.fabric_source import FabricSource
+from objectcache_storage_server.puts.put_means import PutMeans
 from objectcache_storage_server.puts.receive_data import Receiver, receive_all
-from objectcache_storage_server.puts.store_means import StoreMeans
-from objectcache_storage_server.puts.target_source import MappedSource, TargetSource
+from objectcache_storage_server.puts.target_source import MappedSource, PayloadSink, TargetSource
 from objectcache_storage_server.transports.fabrics import FABRICS, check_transport
 
 
-async def serve_kv_put(means: StoreMeans, talk: Conversation, request: KvPut) -> None:
+async def serve_kv_put(means: PutMeans, talk: Conversation, request: KvPut) -> None:
     """`KvPut`: all chunks of a descriptor, visible together."""
     descriptor = Descriptor.from_bytes(request.descriptor, means.settings.limits, of_put=True)
     _check_descriptor(means, descriptor)
@@ -31,6 +32,7 @@ async def serve_kv_put(means: StoreMeans, talk: Conversation, request: KvPut) ->
         descriptor.per_layer_chunk_bytes,
         layerwise=descriptor.delivery is DeliveryMode.LAYERWISE,
         parent_key=descriptor.parent_key,
+        encoded_bytes=descriptor.encoded_bytes,
     )
     await means.calls.call(means.calls.engine.check_room, shape.total_bytes)
     chunk_count = len(shape.keys)
@@ -41,7 +43,7 @@ async def serve_kv_put(means: StoreMeans, talk: Conversation, request: KvPut) ->
 
 
 async def _store_chunks(
-    means: StoreMeans,
+    means: PutMeans,
     talk: Conversation,
     request: KvPut,
     descriptor: Descriptor,
@@ -57,9 +59,12 @@ async def _store_chunks(
                 means, talk, request.identity, descriptor.rdma_target, shape
             )
         prefix = await means.calls.call(means.calls.engine.stage_prefix, request.bucket, shape)
+        sink: PayloadSink = prefix
+        if shape.encoded_bytes is not None:
+            sink = EncodedPayload(prefix, shape, copies=isinstance(source, MappedSource))
         if source is not None:
-            await source.write_all(talk, prefix)
-        elif not await _receive_prefix(means, talk, request.identity, prefix, shape):
+            await source.write_all(talk, sink)
+        elif not await _receive_prefix(means, talk, request.identity, sink, shape):
             return
         await admitted.confirm(shape.total_bytes)
         puts = [StagedPut(staged, "") for staged in prefix.staged]
@@ -69,6 +74,8 @@ async def _store_chunks(
         existing = sum(one.existed for one in committed)
         means.counts.put_chunks.add(EXISTING, existing)
         means.counts.put_chunks.add(STORED, len(committed) - existing)
+        if shape.encoded_bytes is not None:
+            means.counts.encoded_puts.add(means.counts.buckets[request.bucket])
         await talk.send(KvStored(stored=len(committed) - existing, existing=existing))
     finally:
         if source is not None:
@@ -78,7 +85,7 @@ async def _store_chunks(
 
 
 async def _open_source(
-    means: StoreMeans,
+    means: PutMeans,
     talk: Conversation,
     identity: str,
     asked: MemoryTarget,
@@ -92,14 +99,17 @@ async def _open_source(
 
 
 async def _receive_prefix(
-    means: StoreMeans, talk: Conversation, tenant: str, prefix: StagedPrefix, shape: PrefixShape
+    means: PutMeans, talk: Conversation, tenant: str, sink: PayloadSink, shape: PrefixShape
 ) -> bool:
     """Take the payload from the gateway; false where it aborted."""
-    receiver = Receiver(means, prefix.write, slice_block_bytes(shape.slice_bytes), tenant)
-    return await receive_all(talk, receiver, shape.total_bytes, shape.total_bytes) is not None
+    if isinstance(sink, EncodedPayload):  # whose frames begin at any byte
+        receiver = Receiver(means, sink.write, 1, tenant, kept_bytes=sink.held_bytes_max)
+    else:
+        receiver = Receiver(means, sink.write, slice_block_bytes(shape.slice_bytes), tenant)
+    return await receive_all(talk, receiver, shape.wire_bytes, shape.wire_bytes) is not None
 
 
-def _check_descriptor(means: StoreMeans, descriptor: Descriptor) -> None:
+def _check_descriptor(means: PutMeans, descriptor: Descriptor) -> None:
     if descriptor.delivery is DeliveryMode.AUTO:
         raise InvalidRequest(
             "delivery must be layerwise or chunkwise in a put: it names the payload's order",

@@ -12,34 +12,39 @@ from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.writes import CommitPut, SendData
 from objectcache_storage_server.admission.client_pace import ClientPace
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.puts.put_means import PutMeans
 
-BUFFER_BYTES = 2 * MIB  # of data received before it is written; two of them take turns
+BUFFERS_BYTES = 4 * MIB  # of data received before it is written, in two buffers that take turns
 
 
 class Receiver:
     """Takes the data frames of a put and has them written, in order, in a worker thread.
 
     One buffer is received into while the other is written, so a put holds two buffers however
-    large it is. Every buffer but the last holds whole blocks.
+    large it is. Every buffer but the last holds whole blocks. Where whoever writes keeps some of
+    the data itself, the buffers are shorter by that, so that every put holds as much.
     """
 
     def __init__(
         self,
-        means: StoreMeans,
+        means: PutMeans,
         write: Callable[[int, memoryview], None],
         block_bytes: int,
         tenant: str,
+        *,
+        kept_bytes: int = 0,
     ) -> None:
+        """`kept_bytes` are the most that `write` keeps of the data from one call to the next."""
         self._means = means
         self._write = write
         self._tenant = tenant
-        buffer_bytes = max(block_bytes, BUFFER_BYTES // block_bytes * block_bytes)
+        buffer_bytes = (BUFFERS_BYTES - kept_bytes) // 2
+        buffer_bytes = max(block_bytes, buffer_bytes // block_bytes * block_bytes)
         self._buffers = [memoryview(mmap.mmap(-1, buffer_bytes)) for _ in range(2)]
         self._filled_bytes = 0
         self._written_bytes = 0
         self._writing: asyncio.Future[None] | None = None
-        self._error: ObjectCacheError | None = None
+        self.error: ObjectCacheError | None = None  # of a write; what comes after it is drained
 
     async def receive(self, talk: Conversation, bytes_max: int) -> int:
         """Receive until the empty frame; returns the bytes. An engine's error is raised at the
@@ -61,8 +66,8 @@ class Receiver:
             self._means.gates.slow_puts.remove(pace)
             if self._writing is not None:
                 await asyncio.wait([self._writing])
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return total_bytes
 
     async def _receive_frame(self, talk: Conversation, pace: ClientPace, length_bytes: int) -> None:
@@ -78,7 +83,7 @@ class Receiver:
     async def _flush(self) -> None:
         """Hand the filled buffer to a writer, once the one before is through."""
         await self._written()
-        if self._filled_bytes and self._error is None:
+        if self._filled_bytes and self.error is None:
             data = self._buffers[0][: self._filled_bytes]
             call = self._means.calls.call(self._write, self._written_bytes, data)
             self._writing = asyncio.ensure_future(call)
@@ -92,7 +97,7 @@ class Receiver:
             try:
                 await writing
             except ObjectCacheError as error:
-                self._error = error
+                self.error = error
 
 
 async def receive_all(
@@ -104,10 +109,10 @@ async def receive_all(
     received_bytes = 0
     try:
         received_bytes = await receiver.receive(talk, bytes_max)
-    except (InvalidRequest, Busy):
-        talk.give_up()  # data beyond the limit, or of a client that is too slow, is under way
-        raise
     except ObjectCacheError as caught:
+        if caught is not receiver.error and isinstance(caught, InvalidRequest | Busy):
+            talk.give_up()  # data beyond the limit, or of a client that is too slow, is under way
+            raise
         error = caught
     end = await talk.receive_put_end()
     if not isinstance(end, CommitPut):

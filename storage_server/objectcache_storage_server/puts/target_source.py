@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 from objectcache_runtime.first_of import end
 from objectcache_runtime.networking.stream_socket import ConnectionEnded
@@ -16,18 +17,26 @@ from objectcache_schemas.descriptor import MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.limits import MIB
 from objectcache_storage_server.conversations.conversation import Conversation
-from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
+from objectcache_storage_server.engines.base import PrefixShape
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
-from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.puts.put_means import PutMeans
 
 PIECE_BYTES = 32 * MIB  # written in one call: whole extents, so that a device is kept busy
+
+
+class PayloadSink(Protocol):
+    """What a payload is written into: a staged prefix, or what takes an encoded one apart."""
+
+    def write(self, position_bytes: int, data: memoryview) -> None:
+        """Take its next bytes."""
+        ...
 
 
 class TargetSource(ABC):
     """A lease on the payload, until `close`. The target's owner may end it at any time."""
 
     @abstractmethod
-    async def write_all(self, talk: Conversation, prefix: StagedPrefix) -> None:
+    async def write_all(self, talk: Conversation, sink: PayloadSink) -> None:
         """Write the whole payload, and close.
 
         Raises the engine's errors, `NotFound` (NoSuchTarget) where the target was released before
@@ -44,7 +53,7 @@ class MappedSource(TargetSource):
     """In a memory file. It is not read any more when `write_all` returns or raises."""
 
     def __init__(
-        self, means: StoreMeans, identity: str, asked: MemoryTarget, shape: PrefixShape
+        self, means: PutMeans, identity: str, asked: MemoryTarget, shape: PrefixShape
     ) -> None:
         """Raises `InvalidRequest` where the length is not the payload's or leaves the target,
         `NotFound` (NoSuchTarget) unless the identity registered it.
@@ -53,20 +62,20 @@ class MappedSource(TargetSource):
         self._means = means
         self._piece_bytes = piece_bytes(shape)
         self._ended: ObjectCacheError | None = None
-        self._lease = means.targets.lease(identity, asked, shape.total_bytes)
+        self._lease = means.targets.lease(identity, asked, shape.wire_bytes)
         self._lease.on_release(self._end)
 
     def _end(self, error: ObjectCacheError) -> None:
         self._ended = error
 
-    async def write_all(self, talk: Conversation, prefix: StagedPrefix) -> None:
+    async def write_all(self, talk: Conversation, sink: PayloadSink) -> None:
         watching = asyncio.ensure_future(talk.stream.closed_by_peer())
         try:
             for start_bytes in range(0, len(self._lease.view), self._piece_bytes):
                 self._check(watching)
                 self._lease.target.check_whole()
                 piece = self._lease.view[start_bytes : start_bytes + self._piece_bytes]
-                await write_piece(self._means, prefix, start_bytes, piece)
+                await write_piece(self._means, sink, start_bytes, piece)
             self._check(watching)
         finally:
             await end(watching)
@@ -83,10 +92,10 @@ class MappedSource(TargetSource):
 
 
 async def write_piece(
-    means: StoreMeans, prefix: StagedPrefix, start_bytes: int, piece: memoryview
+    means: PutMeans, sink: PayloadSink, start_bytes: int, piece: memoryview
 ) -> None:
     """Have the engine write a piece; nobody reads its memory when this returns or raises."""
-    writing = asyncio.ensure_future(means.calls.call(prefix.write, start_bytes, piece))
+    writing = asyncio.ensure_future(means.calls.call(sink.write, start_bytes, piece))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
@@ -109,9 +118,9 @@ def piece_bytes(shape: PrefixShape) -> int:
 
 def check_length(asked: MemoryTarget, shape: PrefixShape) -> None:
     """Raise `InvalidRequest` where the length is not the payload's."""
-    if asked.length_bytes != shape.total_bytes:
+    if asked.length_bytes != shape.wire_bytes:
         raise InvalidRequest(
             f"rdma_target.length_bytes is {asked.length_bytes}, "
-            f"the payload of the put has {shape.total_bytes} bytes",
+            f"the payload of the put has {shape.wire_bytes} bytes",
             code="InvalidDescriptor",
         )

@@ -24,6 +24,8 @@ def bucket_usage(engine: Engine, request: GetUsage) -> tuple[BucketUsage, ...]:
                 owner=bucket.owner,
                 object_count=totals.object_count,
                 stored_bytes=totals.stored_bytes,
+                encoded_bytes=totals.encoded_bytes,
+                decoded_bytes=totals.decoded_bytes,
             )
         )
     return tuple(found)

@@ -62,8 +62,10 @@ class Flight:
 class InFlight:
     """The activity of all tenants and buckets. Safe from any thread."""
 
-    def __init__(self, quotas: QuotaBook) -> None:
+    def __init__(self, quotas: QuotaBook, serving: Callable[[], int] = lambda: 1) -> None:
+        """`serving` servers share the quotas: each has its part of them, rounded up."""
         self._quotas = quotas
+        self._serving = serving
         self._lock = threading.Lock()
         self._tenants: dict[str, _Activity] = {}
         self._buckets: dict[str, _Activity] = {}
@@ -98,7 +100,7 @@ class InFlight:
                 _Side("bucket", bucket, bucket_quota, self._buckets.get(bucket) or _Activity()),
             ]
             for side in sides:
-                _check_deliveries(side, deliveries)
+                _check_deliveries(side, deliveries, self._serving())
             self._tenants[identity], self._buckets[bucket] = (side.activity for side in sides)
             for side in sides:
                 side.activity.flights += 1
@@ -109,7 +111,7 @@ class InFlight:
         """See `Flight.add_bytes`."""
         with self._lock:
             for side in flight.sides:
-                _check_bytes(side, flight, more_bytes)
+                _check_bytes(side, flight, more_bytes, self._serving())
             for side in flight.sides:
                 side.activity.in_flight_bytes += more_bytes
             flight.in_flight_bytes += more_bytes
@@ -140,17 +142,18 @@ class InFlight:
         return f"<InFlight {len(self._tenants)} tenants, {len(self._buckets)} buckets>"
 
 
-def _check_deliveries(side: _Side, more: int) -> None:
+def _check_deliveries(side: _Side, more: int, serving: int) -> None:
     limit = side.quota.deliveries
-    if limit is not None and more and side.activity.deliveries + more > limit:
+    if limit is not None and more and side.activity.deliveries + more > -(-limit // serving):
         raise Busy(
-            f"{side.what} {side.name} may have {limit} deliveries at once",
+            f"{side.what} {side.name} may have {limit} deliveries at once{_shared(serving)}",
             retry_after_s=RETRY_AFTER_S,
             quota="deliveries",
         )
 
 
-def _check_bytes(side: _Side, flight: Flight, more_bytes: int) -> None:
+def _check_bytes(side: _Side, flight: Flight, more_bytes: int, serving: int) -> None:
+    """One request that is alone here may have all of it, whatever the server's part is."""
     limit = side.quota.in_flight_bytes
     if limit is None:
         return
@@ -161,9 +164,14 @@ def _check_bytes(side: _Side, flight: Flight, more_bytes: int) -> None:
             code="QuotaExceeded",
             quota="in_flight_bytes",
         )
-    if side.activity.in_flight_bytes + more_bytes > limit:
+    others_bytes = side.activity.in_flight_bytes - flight.in_flight_bytes
+    if others_bytes and side.activity.in_flight_bytes + more_bytes > -(-limit // serving):
         raise Busy(
-            f"{side.what} {side.name} may have {limit} bytes in flight",
+            f"{side.what} {side.name} may have {limit} bytes in flight{_shared(serving)}",
             retry_after_s=RETRY_AFTER_S,
             quota="in_flight_bytes",
         )
+
+
+def _shared(serving: int) -> str:
+    return f", of which each of {serving} storage servers has its part" if serving > 1 else ""

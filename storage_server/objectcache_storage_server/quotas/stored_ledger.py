@@ -75,10 +75,14 @@ class StoredLedger:
         totals: Callable[[str], BucketTotals],
         buckets: Iterable[BucketInfo] = (),
         clock: Callable[[], float] = time.monotonic,
+        *,
+        is_shared: bool = False,
     ) -> None:
         """`totals` tells what a bucket holds; raises `NotFound` for one that is gone. `buckets` are
-        those there are; `bucket_created` tells of more.
+        those there are; `bucket_created` tells of more. `is_shared`: others store into the same
+        buckets, so what is stored is asked each time that a quota may refuse.
         """
+        self._is_shared = is_shared
         self._quotas = quotas
         self._totals = totals
         self._clock = clock
@@ -118,7 +122,10 @@ class StoredLedger:
         bucket = reservation.bucket
         user_quota = self._quotas.of_user(bucket.owner)
         bucket_quota = self._quotas.of_bucket(bucket.name)
-        self._read_uncounted(bucket, whole_owner=_limits(user_quota))
+        if self._is_shared:
+            self._read(self._of_owner(bucket) if _limits(user_quota) else [bucket.name])
+        else:
+            self._read_uncounted(bucket, whole_owner=_limits(user_quota))
         refusal = self._try(reservation, wanted, bucket_quota, user_quota)
         if refusal is None:
             return
@@ -135,6 +142,8 @@ class StoredLedger:
         user_quota = self._quotas.of_user(bucket.owner)
         bucket_quota = self._quotas.known_of_bucket(bucket.name)
         if bucket_quota is None:
+            return False
+        if self._is_shared and (_limits(user_quota) or _limits(bucket_quota)):
             return False
         with self._lock:
             owner = self._tallies.bucket(bucket.name).owner
@@ -181,6 +190,11 @@ class StoredLedger:
             names = list(uncounted) if whole_owner else list(uncounted & {bucket.name})
         self._read(names)
 
+    def _of_owner(self, bucket: BucketInfo) -> list[str]:
+        """All buckets of the same owner."""
+        with self._lock:
+            return list(self._tallies.bucket(bucket.name).owner.buckets)
+
     def _stale(self, bucket: BucketInfo) -> list[str]:
         """The bucket, and those of its owner that may hold less than is counted."""
         with self._lock:
@@ -213,7 +227,8 @@ class StoredLedger:
                     continue
                 reading = self._tallies.begin_reading(tally)
             try:
-                read = Holding(*self._totals(name))
+                totals = self._totals(name)
+                read = Holding(totals.object_count, totals.stored_bytes)
             except NotFound:
                 read = NOTHING
             with self._lock:
@@ -231,7 +246,18 @@ class StoredLedger:
     def bucket_created(self, bucket: BucketInfo) -> None:
         """A bucket is about to be made; `bucket_deleted` where that fails."""
         with self._lock:
+            if self._is_shared:  # another server may have deleted the one of this name
+                self._tallies.drop(bucket.name)
             self._tallies.begin(bucket)
+
+    def set_buckets(self, buckets: Iterable[BucketInfo]) -> None:
+        """These are all that there are: other servers have made and deleted some."""
+        found = {bucket.name: bucket for bucket in buckets}
+        with self._lock:
+            for name in self._tallies.names() - found.keys():
+                self._tallies.drop(name)
+            for name in found.keys() - self._tallies.names():
+                self._tallies.begin(found[name])
 
     def bucket_deleted(self, bucket: BucketInfo) -> None:
         """A bucket is gone with its uploads."""
@@ -239,7 +265,7 @@ class StoredLedger:
             for upload_id, upload in list(self._uploads.items()):
                 if upload.bucket.name == bucket.name:
                     del self._uploads[upload_id]
-            self._tallies.drop(bucket.owner, bucket.name)
+            self._tallies.drop(bucket.name)
 
     def bucket_count(self, owner: str) -> int:
         """How many buckets a user has."""

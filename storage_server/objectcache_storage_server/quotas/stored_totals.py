@@ -54,6 +54,7 @@ class BucketTally:
 
     name: str
     owner: OwnerTally
+    owner_name: str = ""
     counted: Holding = NOTHING  # as the engine said, and what was stored since
     pending: Holding = NOTHING  # of puts under way and open uploads
     added: Holding = NOTHING  # all that ever moved from pending to counted
@@ -87,7 +88,7 @@ class StoredTotals:
         """There is a bucket more."""
         assert info.name not in self._buckets
         owner = self._owners.setdefault(info.owner, OwnerTally())
-        tally = self._buckets[info.name] = BucketTally(info.name, owner)
+        tally = self._buckets[info.name] = BucketTally(info.name, owner, info.owner)
         owner.buckets[info.name] = tally
         owner.uncounted.add(info.name)
 
@@ -104,7 +105,7 @@ class StoredTotals:
         found = self._owners.get(owner)
         return len(found.buckets) if found is not None else 0
 
-    def drop(self, owner: str, name: str) -> None:
+    def drop(self, name: str) -> None:
         """A bucket is gone. What goes on with its tally counts for nobody."""
         tally = self._buckets.pop(name, None)
         if tally is None:
@@ -115,8 +116,12 @@ class StoredTotals:
         known.uncounted.discard(name)
         known.stale.discard(name)
         if not known.buckets:
-            self._owners.pop(owner, None)
+            self._owners.pop(tally.owner_name, None)
         tally.owner, tally.is_gone = OwnerTally(), True
+
+    def names(self) -> set[str]:
+        """Of all buckets."""
+        return set(self._buckets)
 
     def pend(self, tally: BucketTally, more: Holding) -> None:
         """More is under way in a bucket."""

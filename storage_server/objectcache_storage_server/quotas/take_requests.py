@@ -24,5 +24,7 @@ async def take_requests(books: Books, calls: EngineCalls, request: TakeRequests)
     if not rates_per_s:
         return RequestsTaken(granted=request.wanted, limited=False)
     now_s = time.monotonic()
-    taken, wait_s = books.request_tokens.take(rates_per_s, request.wanted, now_s)
+    serving = books.serving()  # gateways ask all servers alike, so each gives its part
+    parts_per_s = {name: rate / serving for name, rate in rates_per_s.items()}
+    taken, wait_s = books.request_tokens.take(parts_per_s, request.wanted, now_s)
     return RequestsTaken(granted=taken, retry_after_s=wait_s)

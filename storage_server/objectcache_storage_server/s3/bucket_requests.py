@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from objectcache_schemas.accounts import ROOT_USER
-from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest, NotFound
+from objectcache_schemas.errors import AccessDenied, InvalidRequest, NotFound
 from objectcache_schemas.messages.buckets import (
     Bucket,
     ConfigureBucket,
@@ -20,23 +22,47 @@ from objectcache_schemas.messages.buckets import (
 )
 from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.quotas import GetUsage, Usage
+from objectcache_schemas.messages.writes import DeleteObjects
 from objectcache_schemas.records import BucketInfo, BucketPolicy, Quota
 from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S
-from objectcache_storage_server.engines.base import Engine
 from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.engines.bucket_rules import no_such_bucket
-from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.engines.engine_calls import EngineCalls
+from objectcache_storage_server.quotas.books import Books
 from objectcache_storage_server.quotas.bucket_usage import bucket_usage
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.bucket_configuration import check_configuration
 
 
-def get_bucket(engine: Engine, request: GetBucket) -> Bucket:
-    """`GetBucket`."""
-    return Bucket(info=engine.bucket(request.name))
+@dataclass(frozen=True, slots=True)
+class BucketMeans:
+    """What changes of buckets are served with."""
+
+    calls: EngineCalls
+    books: Books
+    buckets_per_user_max: int
+    # buckets are made and deleted one at a time, since they are counted
+    making: threading.Lock = field(default_factory=threading.Lock)
 
 
-def get_usage(means: StoreMeans, request: GetUsage) -> Usage:
+def get_bucket(means: BucketMeans, request: GetBucket) -> Bucket:
+    """`GetBucket`: as of now, on whichever server it was changed."""
+    # The version first: what is found is never older than what the version stands for.
+    version = means.books.directory.buckets_version
+    return Bucket(
+        info=means.calls.engine.fresh_bucket(request.name),
+        buckets_version=version,
+    )
+
+
+def delete_objects(means: BucketMeans, request: DeleteObjects) -> Done:
+    """`DeleteObjects`."""
+    means.calls.engine.delete(request.bucket, request.keys)
+    means.books.stored.shrunk(request.bucket)
+    return Done()
+
+
+def get_usage(means: BucketMeans, request: GetUsage) -> Usage:
     """`GetUsage`: what buckets hold, and of all of them what goes on for their owners."""
     if request.bucket:
         check_not_hidden(request.bucket)
@@ -44,7 +70,7 @@ def get_usage(means: StoreMeans, request: GetUsage) -> Usage:
     return Usage(buckets=bucket_usage(means.calls.engine, request), tenants=tenants)
 
 
-async def change_bucket(means: StoreMeans, change: Callable[[], None]) -> Done:
+async def change_bucket(means: BucketMeans, change: Callable[[], None]) -> Done:
     """Make a change. It is answered when every gateway that can be reached has heard of it."""
 
     def change_and_tell() -> None:
@@ -58,7 +84,7 @@ async def change_bucket(means: StoreMeans, change: Callable[[], None]) -> Done:
     return Done()
 
 
-def create_bucket(means: StoreMeans, request: CreateBucket) -> None:
+def create_bucket(means: BucketMeans, request: CreateBucket) -> None:
     """`CreateBucket`."""
     check_configuration(request.configuration)
     info = BucketInfo(
@@ -68,29 +94,29 @@ def create_bucket(means: StoreMeans, request: CreateBucket) -> None:
         created_s=time.time(),
         configuration=request.configuration,
     )
-    with means.configuring, means.books.accounts.keeping(info.owner):
+    with means.making, means.books.accounts.keeping(info.owner):
         _create(means, info)
 
 
-def set_layout(means: StoreMeans, request: SetLayout) -> None:
+def set_layout(means: BucketMeans, request: SetLayout) -> None:
     """`SetLayout`."""
     slice_block_bytes(request.layout.per_layer_chunk_bytes)
     means.calls.engine.set_layout(request.bucket, request.layout)
 
 
-def set_policy(means: StoreMeans, request: SetPolicy) -> None:
+def set_policy(means: BucketMeans, request: SetPolicy) -> None:
     """`SetPolicy`."""
     check_not_hidden(request.bucket)
     _check_policy(request.policy)
     means.calls.engine.set_policy(request.bucket, request.policy)
 
 
-def _create(means: StoreMeans, info: BucketInfo) -> None:
+def _create(means: BucketMeans, info: BucketInfo) -> None:
     """Make a bucket, which counts from before it is there."""
     with contextlib.suppress(NotFound):
         means.calls.engine.bucket(info.name)
         means.calls.engine.create_bucket(info)  # raises whose it is
-    buckets_max = means.settings.storage.buckets_per_user_max
+    buckets_max = means.buckets_per_user_max
     if info.owner != ROOT_USER and means.books.stored.bucket_count(info.owner) >= buckets_max:
         raise InvalidRequest(
             f"user {info.owner} owns {buckets_max} buckets, storage.buckets_per_user_max; delete "
@@ -105,34 +131,30 @@ def _create(means: StoreMeans, info: BucketInfo) -> None:
         raise
 
 
-def delete_bucket(means: StoreMeans, request: DeleteBucket) -> None:
+def delete_bucket(means: BucketMeans, request: DeleteBucket) -> None:
     """`DeleteBucket`: an empty one. No user deletes a quota that was set for it: it could make the
     bucket again, without.
     """
-    with means.configuring:
-        info = means.calls.engine.bucket(request.name)
-        has_quota = info.configuration.quota != Quota() or info.policy.quota_bytes is not None
+
+    def judge(bucket: BucketInfo) -> None:
+        has_quota = bucket.configuration.quota != Quota() or bucket.policy.quota_bytes is not None
         if has_quota and request.identity not in ("", ROOT_USER):
             raise AccessDenied(
                 f"bucket {request.name} has a quota; an operator deletes it, or takes the quota off"
             )
-        means.calls.engine.delete_bucket(request.name)
+
+    with means.making:
+        info = means.calls.engine.bucket(request.name)
+        means.calls.engine.delete_bucket(request.name, judge)
         multipart.forget_uploads(means.calls.engine, request.name)
         means.books.stored.bucket_deleted(info)
 
 
-def configure_bucket(means: StoreMeans, request: ConfigureBucket) -> None:
+def configure_bucket(means: BucketMeans, request: ConfigureBucket) -> None:
     """`ConfigureBucket`: raises `Conflict` where the caller has seen another configuration."""
     check_not_hidden(request.name)
     check_configuration(request.configuration)
-    with means.configuring:
-        in_force = means.calls.engine.bucket(request.name).configuration
-        if request.replaces != in_force:
-            raise Conflict(
-                "the bucket's configuration was changed meanwhile; read it and try again",
-                code="OperationAborted",
-            )
-        means.calls.engine.configure_bucket(request.name, request.configuration)
+    means.calls.engine.configure_bucket(request.name, request.configuration, request.replaces)
 
 
 def check_not_hidden(bucket: str) -> None:

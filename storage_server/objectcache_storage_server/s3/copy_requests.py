@@ -10,17 +10,16 @@ from objectcache_schemas.layout import KvLayout
 from objectcache_schemas.messages.uploads import CompleteUpload
 from objectcache_schemas.messages.writes import CopyObject, CopyPart, Stored
 from objectcache_schemas.records import BucketInfo, ObjectInfo
-from objectcache_storage_server.engines.base import CHECKSUM_BLOCK_BYTES, StagedPut
-from objectcache_storage_server.engines.block_checksums import slice_block_bytes
-from objectcache_storage_server.puts.store_means import StoreMeans
+from objectcache_storage_server.engines.base import StagedPut, object_block_bytes
+from objectcache_storage_server.puts.put_means import PutMeans
 from objectcache_storage_server.quotas.in_flight import Flight
 from objectcache_storage_server.quotas.stored_ledger import Reservation
 from objectcache_storage_server.s3 import multipart
 from objectcache_storage_server.s3.join_parts import complete_upload
-from objectcache_storage_server.s3.upload_requests import count_part
+from objectcache_storage_server.s3.upload_requests import UploadMeans, count_part
 
 
-async def copy_object(means: StoreMeans, request: CopyObject) -> Stored:
+async def copy_object(means: PutMeans, request: CopyObject) -> Stored:
     """`CopyObject`: the copy."""
     bucket = await means.calls.call(means.calls.engine.bucket, request.bucket)
     source = await means.calls.call(
@@ -38,7 +37,7 @@ async def copy_object(means: StoreMeans, request: CopyObject) -> Stored:
     return Stored(info=info)
 
 
-async def copy_part(means: StoreMeans, request: CopyPart) -> Stored:
+async def copy_part(means: UploadMeans, request: CopyPart) -> Stored:
     """`CopyPart`: the part."""
     upload = multipart.UploadName(request.bucket, request.key, request.upload_id)
     bucket = await means.calls.call(means.calls.engine.bucket, request.bucket)
@@ -48,12 +47,12 @@ async def copy_part(means: StoreMeans, request: CopyPart) -> Stored:
         count_part(means, upload, request.part_number, reservation)
         return info
 
-    info = await _copied(means, bucket, request.identity, 0, request.length_bytes, copy)
+    info = await _copied(means.puts, bucket, request.identity, 0, request.length_bytes, copy)
     return Stored(info=info)
 
 
 async def _copied(
-    means: StoreMeans,
+    means: PutMeans,
     bucket: BucketInfo,
     identity: str,
     object_count: int,
@@ -72,11 +71,9 @@ async def _copied(
         return await means.calls.call(copy, admitted.reservation)
 
 
-def _copy_object(means: StoreMeans, request: CopyObject, layout: KvLayout | None) -> ObjectInfo:
+def _copy_object(means: PutMeans, request: CopyObject, layout: KvLayout | None) -> ObjectInfo:
     engine = means.calls.engine
-    block_bytes = (
-        slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
-    )
+    block_bytes = object_block_bytes(layout)
     staged = engine.stage(request.bucket, request.key, block_bytes)
     try:
         engine.copy(
@@ -88,16 +85,16 @@ def _copy_object(means: StoreMeans, request: CopyObject, layout: KvLayout | None
         staged.discard()
 
 
-async def complete(means: StoreMeans, request: CompleteUpload) -> Stored:
+async def complete(means: UploadMeans, request: CompleteUpload) -> Stored:
     """`CompleteUpload`: the object."""
     bucket = await means.calls.call(means.calls.engine.bucket, request.bucket)
-    async with means.gates.flight(request.identity, bucket.name) as flight:
+    async with means.puts.gates.flight(request.identity, bucket.name) as flight:
         info = await means.calls.call(_complete, means, request, bucket, flight)
     return Stored(info=info)
 
 
 def _complete(
-    means: StoreMeans,
+    means: UploadMeans,
     request: CompleteUpload,
     bucket: BucketInfo,
     flight: Flight,
@@ -105,7 +102,7 @@ def _complete(
     """The upload and its parts become the object: what they count for, it counts for."""
 
     def judge() -> None:
-        with means.books.stored.reserving(bucket, 0, 0):
+        with means.stored.reserving(bucket, 0, 0):
             pass  # a quota may have been lowered since the parts came
 
     @contextmanager
@@ -113,12 +110,12 @@ def _complete(
         # Its parts were let in each for itself, so the whole is not refused for its size.
         flight.add_unknown(size_bytes)
         slot_bytes_max = min(
-            means.settings.limits.object_bytes_max, means.gates.slots.put_bytes_max
+            means.puts.settings.limits.object_bytes_max, means.puts.gates.slots.put_bytes_max
         )
-        with means.gates.put_now(min(size_bytes, slot_bytes_max), request.identity):
+        with means.puts.gates.put_now(min(size_bytes, slot_bytes_max), request.identity):
             yield
 
-    bytes_max = means.settings.limits.joined_object_bytes_max
+    bytes_max = means.puts.settings.limits.joined_object_bytes_max
     info = complete_upload(means.calls.engine, request, bytes_max, judge, copying)
-    means.books.stored.upload_ended(request.upload_id, is_joined=True)
+    means.stored.upload_ended(request.upload_id, is_joined=True)
     return info

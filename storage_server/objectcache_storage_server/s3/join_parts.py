@@ -14,12 +14,11 @@ from objectcache_schemas.limits import MIB
 from objectcache_schemas.messages.uploads import CompleteUpload
 from objectcache_schemas.records import ObjectAttributes, ObjectInfo
 from objectcache_storage_server.engines.base import (
-    CHECKSUM_BLOCK_BYTES,
     Engine,
     Staged,
     StagedPut,
+    object_block_bytes,
 )
-from objectcache_storage_server.engines.block_checksums import slice_block_bytes
 from objectcache_storage_server.s3.multipart import (
     BUCKET,
     UploadName,
@@ -148,9 +147,7 @@ def _join(
     layout = engine.bucket(request.bucket).layout
     if layout is not None and sum(part.size_bytes for part in parts) != layout.chunk_bytes:
         raise Conflict("the object does not fit the bucket's KV layout", code="KvLayoutConflict")
-    block_bytes = (
-        slice_block_bytes(layout.per_layer_chunk_bytes) if layout else CHECKSUM_BLOCK_BYTES
-    )
+    block_bytes = object_block_bytes(layout)
     staged = engine.stage_joined(request.bucket, request.key, BUCKET, parts, block_bytes)
     if staged is not None:
         return _commit(engine, request, StagedPut(staged, etag, attributes))

@@ -196,8 +196,12 @@ class LifecycleSweeper:
         day_s: float,
         on_upload_ended: Callable[[str], None],
         clock: Callable[[], float] = time.time,
+        is_due_here: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_upload_ended` is called with the id of each upload that was aborted."""
+        """`on_upload_ended` is called with the id of each upload that was aborted. `is_due_here` is
+        asked before each sweep: of several servers of a store one sweeps.
+        """
+        self._is_due_here = is_due_here
         self.counts = counts
         self._engine = engine
         self._interval_s = interval_s
@@ -216,19 +220,23 @@ class LifecycleSweeper:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                LifecycleSweep(
-                    self._engine,
-                    self.counts,
-                    self._day_s,
-                    self._clock(),
-                    self._stopping.wait,
-                    self._on_upload_ended,
-                ).run()
+                if self._is_due_here():
+                    self._sweep()
             except ObjectCacheError as error:
                 logger.warning("the lifecycle sweep failed: %r", error)
             except Exception:
                 logger.exception("the lifecycle sweep failed")
             self._stopping.wait(self._interval_s)
+
+    def _sweep(self) -> None:
+        LifecycleSweep(
+            self._engine,
+            self.counts,
+            self._day_s,
+            self._clock(),
+            self._stopping.wait,
+            self._on_upload_ended,
+        ).run()
 
     def __repr__(self) -> str:
         return f"<LifecycleSweeper {self.counts}>"

@@ -7,11 +7,12 @@ functions block.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from objectcache_schemas.errors import InvalidRequest, NotFound
+from objectcache_schemas.errors import Conflict, InvalidRequest, NotFound
 from objectcache_schemas.messages.reads import ListObjects
 from objectcache_schemas.messages.uploads import ListParts, ListUploads, Parts, Uploads
 from objectcache_schemas.messages.writes import CopyPart
@@ -48,9 +49,12 @@ def create_bucket(engine: Engine) -> None:
     try:
         engine.bucket(BUCKET)
     except NotFound:
-        engine.create_bucket(BucketInfo(name=BUCKET, owner="", region="", created_s=0.0))
+        with contextlib.suppress(Conflict):  # another server of the store was first
+            engine.create_bucket(BucketInfo(name=BUCKET, owner="", region="", created_s=0.0))
+    # Parts first: what is opened meanwhile, at another server, has none of these.
+    part_ids = {part_upload_id(info) for info in _scan_all(engine, PARTS_PREFIX)}
     open_ids = {_upload_id(info.key) for info in _scan_all(engine, UPLOADS_PREFIX)}
-    for upload_id in {part_upload_id(info) for info in _scan_all(engine, PARTS_PREFIX)} - open_ids:
+    for upload_id in part_ids - open_ids:
         forget_parts(engine, upload_id)
 
 
@@ -95,7 +99,7 @@ def create_upload(
     engine: Engine, bucket: str, key: str, attributes: ObjectAttributes
 ) -> UploadInfo:
     """Open an upload."""
-    created_s = engine.bucket(bucket).created_s
+    created_s = engine.fresh_bucket(bucket).created_s
     name = UploadName(bucket, key, secrets.token_hex(_UPLOAD_ID_BYTES))
     staged = engine.stage(BUCKET, _upload_key(name))
     committed = engine.commit([StagedPut(staged, "", attributes)])
@@ -106,7 +110,7 @@ def create_upload(
 def _check_still_there(engine: Engine, name: UploadName, created_s: float) -> None:
     """A bucket that was deleted while an upload was opened in it takes the upload along."""
     try:
-        is_same = engine.bucket(name.bucket).created_s == created_s
+        is_same = engine.fresh_bucket(name.bucket).created_s == created_s
     except NotFound:
         is_same = False
     if not is_same:

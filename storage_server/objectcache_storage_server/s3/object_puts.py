@@ -13,17 +13,16 @@ from objectcache_schemas.messages.writes import CommitPut, PutObject, PutPart, S
 from objectcache_schemas.records import BucketInfo, Condition
 from objectcache_storage_server.conversations.conversation import Conversation
 from objectcache_storage_server.engines.base import (
-    CHECKSUM_BLOCK_BYTES,
     Committed,
     Engine,
     StagedPut,
+    object_block_bytes,
 )
-from objectcache_storage_server.engines.block_checksums import slice_block_bytes
+from objectcache_storage_server.puts.put_means import PutMeans
 from objectcache_storage_server.puts.receive_data import Receiver, receive_all
-from objectcache_storage_server.puts.store_means import StoreMeans
 from objectcache_storage_server.quotas.stored_ledger import Reservation
 from objectcache_storage_server.s3 import multipart
-from objectcache_storage_server.s3.upload_requests import count_part
+from objectcache_storage_server.s3.upload_requests import UploadMeans, count_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,10 @@ class _ObjectPut:
     @property
     def block_bytes(self) -> int:
         """Bytes of a checksum block."""
-        if self.layout is None:
-            return CHECKSUM_BLOCK_BYTES
-        return slice_block_bytes(self.layout.per_layer_chunk_bytes)
+        return object_block_bytes(self.layout)
 
 
-async def serve_put_object(means: StoreMeans, talk: Conversation, request: PutObject) -> None:
+async def serve_put_object(means: PutMeans, talk: Conversation, request: PutObject) -> None:
     """`PutObject`: one object."""
     bucket = await means.calls.call(means.calls.engine.bucket, request.bucket)
     _check_size(bucket.layout, request.size_bytes)
@@ -64,7 +61,7 @@ async def serve_put_object(means: StoreMeans, talk: Conversation, request: PutOb
     await _serve_put(means, talk, put, _whole(request))
 
 
-async def serve_put_part(means: StoreMeans, talk: Conversation, request: PutPart) -> None:
+async def serve_put_part(means: UploadMeans, talk: Conversation, request: PutPart) -> None:
     """`PutPart`: one part of an upload, an object of the storage server's own bucket."""
     upload = multipart.UploadName(request.bucket, request.key, request.upload_id)
     await means.calls.call(multipart.check_upload, means.calls.engine, upload)
@@ -72,14 +69,14 @@ async def serve_put_part(means: StoreMeans, talk: Conversation, request: PutPart
     key = multipart.part_key(request.upload_id, request.part_number)
     put = _ObjectPut(multipart.BUCKET, key, request.size_bytes, request.identity, bucket, 0)
     await _serve_put(
-        means,
+        means.puts,
         talk,
         put,
         then=lambda reservation: count_part(means, upload, request.part_number, reservation),
     )
 
 
-async def check_put(means: StoreMeans, request: CheckPut) -> Done:
+async def check_put(means: PutMeans, request: CheckPut) -> Done:
     """`CheckPut`: raises what `Gates.counted` would."""
     bucket = await means.calls.call(means.calls.engine.bucket, request.bucket)
     async with means.gates.counted(bucket, request.identity, 1, request.size_bytes):
@@ -87,7 +84,7 @@ async def check_put(means: StoreMeans, request: CheckPut) -> Done:
 
 
 async def _serve_put(
-    means: StoreMeans,
+    means: PutMeans,
     talk: Conversation,
     put: _ObjectPut,
     whole: tuple[bytes, CommitPut] | None = None,
@@ -125,7 +122,7 @@ async def _serve_put(
     await talk.send(Stored(info=committed.info))
 
 
-def _bytes_max(means: StoreMeans, size_bytes: int | None) -> int:
+def _bytes_max(means: PutMeans, size_bytes: int | None) -> int:
     """What the put may have; one of unknown length counts as the largest that it may become.
     Raises `InvalidRequest` (EntityTooLarge).
     """

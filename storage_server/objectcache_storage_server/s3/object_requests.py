@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.reads import Listing, ListObjects, Object, StatObject
 from objectcache_schemas.messages.writes import (
-    DeleteObjects,
     ObjectsPinned,
     PinObjects,
     ReplaceAttributes,
 )
 from objectcache_storage_server.engines.base import Engine
-from objectcache_storage_server.puts.store_means import StoreMeans
 from objectcache_storage_server.s3.bucket_requests import check_not_hidden
 from objectcache_storage_server.s3.list_objects import list_objects
 
@@ -32,13 +29,6 @@ def replace_attributes(engine: Engine, request: ReplaceAttributes) -> Object:
     check_not_hidden(request.bucket)
     info = engine.replace_attributes(request.bucket, request.seen, request.attributes)
     return Object(info=info)
-
-
-def delete_objects(means: StoreMeans, request: DeleteObjects) -> Done:
-    """`DeleteObjects`."""
-    means.calls.engine.delete(request.bucket, request.keys)
-    means.books.stored.shrunk(request.bucket)
-    return Done()
 
 
 def pin_objects(engine: Engine, request: PinObjects) -> ObjectsPinned:

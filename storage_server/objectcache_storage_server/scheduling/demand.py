@@ -10,9 +10,12 @@ from dataclasses import dataclass
 class Demand:
     """`num_layers` layers of `layer_bytes` each, of which the GPU computes each for
     `compute_window_s` (paper: L, s and c). `weight` counts its stalls that many times.
-    `rate_max`, bytes per second, is what its client wants at most.
+    `rate_max`, bytes per second, is what its client wants at most. `nic` is the storage NIC that it
+    goes to, by the name that its tenant gave it; empty where none was named.
 
-    `compute_window_s` None is unknown: such a delivery does not join the pool.
+    `compute_window_s` None is unknown: such a delivery does not join the pool. Where layers differ,
+    as encoded ones do, `layer_bytes` is what they have in the mean, rounded down, and `rest_bytes`
+    is what the payload has beyond that.
     """
 
     layer_bytes: int
@@ -21,11 +24,13 @@ class Demand:
     weight: float = 1.0
     tenant: str = ""
     rate_max: float = math.inf
+    nic: str = ""
+    rest_bytes: int = 0
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of all layers."""
-        return self.layer_bytes * self.num_layers
+        return self.layer_bytes * self.num_layers + self.rest_bytes
 
     @property
     def zero_stall_rate(self) -> float:

@@ -1,22 +1,13 @@
-"""What an operator changed of the schedule, kept in DATA_DIR/schedule.json over restarts.
-
-The file is replaced whole: written beside, flushed, renamed, and the directory flushed. A crash at
-any moment leaves the file as it was or as it is to be.
-"""
+"""What an operator changed of the schedule, kept as a document over restarts."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
 import threading
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from objectcache_runtime.durable_names import flush_directory
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN
@@ -25,10 +16,15 @@ from objectcache_schemas.operators.schedule import (
     ScheduleConfiguration,
     TenantShare,
 )
-from objectcache_storage_server.engines.disk.system_errors import as_our_error, translated
+from objectcache_storage_server.documents.documents import (
+    SCHEDULE,
+    DocumentChanged,
+    Documents,
+    KeptDocument,
+)
+from objectcache_storage_server.documents.open_documents import open_documents
 
-FILE_MODE = 0o600
-FILE_BYTES_MAX = 16 << 20  # far above what TENANTS_MAX tenants take
+DOCUMENT_BYTES_MAX = 16 << 20  # far above what TENANTS_MAX tenants take
 TENANTS_MAX = 10_000
 TENANT_CHARS_MAX = 256
 
@@ -38,18 +34,49 @@ _DECODER = msgspec.json.Decoder(ScheduleChanges)
 class ScheduleBook:
     """The changes in force, and the schedule that they and the settings make. From any thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Read the file, where there is one.
+    def __init__(self, settings: Settings, documents: Documents | None = None) -> None:
+        """Read the document, where there is one; without `documents` those of the settings.
 
-        Raises `InvalidRequest` that names the file and the remedy where it makes no sense, and
+        Raises `InvalidRequest` that names its place and the remedy where it makes no sense, and
         `Unavailable` where it cannot be read. A server without a data directory keeps its changes
         until it ends.
         """
         self._settings = settings
-        self._file = settings.schedule_file if settings.server.data_dir else None
-        self._lock = threading.Lock()
-        self._changes = _read(self._file) if self._file else ScheduleChanges()
+        self._documents = documents or open_documents(settings)
+        self._changing = threading.Lock()  # held while the store is asked
+        self._publishing = threading.Lock()  # never
+        self._version: int | None = None
+        self._changes = ScheduleChanges()
         self._configuration = configuration(settings, self._changes)
+        self._listeners: list[Callable[[], None]] = []
+        # First, so that no change between the look and this is missed.
+        self._documents.on_change(SCHEDULE, self._changed_elsewhere)
+        self._read_again()
+
+    def _read_again(self) -> None:
+        document = self._documents.get(SCHEDULE)
+        if document is not None:
+            self._publish(document.version, _read(document, self._documents.place(SCHEDULE)))
+
+    def _publish(self, version: int, changes: ScheduleChanges) -> None:
+        """Put changes in force, unless newer ones are: versions grow."""
+        changed = configuration(self._settings, changes)
+        with self._publishing:
+            if self._version is None or version > self._version:
+                self._version, self._changes, self._configuration = version, changes, changed
+
+    def _in_force(self) -> tuple[int | None, ScheduleChanges]:
+        with self._publishing:
+            return self._version, self._changes
+
+    def _changed_elsewhere(self) -> None:
+        self._read_again()
+        for listener in self._listeners:
+            listener()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, from another thread, after another server has changed it."""
+        self._listeners.append(listener)
 
     @property
     def changes(self) -> ScheduleChanges:
@@ -73,17 +100,26 @@ class ScheduleBook:
         Blocks until the change outlives a crash. Raises `InvalidRequest` for what is out of bounds,
         and `StorageFull` or `Unavailable` where it cannot be kept; then nothing has changed.
         """
-        with self._lock:
-            merged = merge(ScheduleChanges() if reset else self._changes, changes)
-            check(merged)
-            found = configuration(self._settings, merged)
-            if self._file is not None:
-                _write(self._file, merged)
-            self._changes, self._configuration = merged, found
-            return found
+        with self._changing:
+            if self._documents.follow():
+                self._read_again()
+            while True:
+                version, before = self._in_force()
+                merged = merge(ScheduleChanges() if reset else before, changes)
+                check(merged)
+                configuration(self._settings, merged)
+                try:
+                    kept = self._documents.put(SCHEDULE, _encoded(merged), version)
+                except DocumentChanged:
+                    self._read_again()
+                    continue
+                self._publish(kept.version, merged)
+                if kept.fault is not None:
+                    raise kept.fault
+                return self._configuration
 
     def __repr__(self) -> str:
-        return f"<ScheduleBook {self._file} {self._changes}>"
+        return f"<ScheduleBook {self._documents.place(SCHEDULE)} {self._changes}>"
 
 
 def merge(earlier: ScheduleChanges, later: ScheduleChanges) -> ScheduleChanges:
@@ -141,53 +177,22 @@ def _shares(tenants: Mapping[str, TenantShare | None]) -> dict[str, TenantShare]
     return {name: share for name, share in tenants.items() if share is not None}
 
 
-# --- the file ---
+# --- the document ---
 
 
-def _read(file: Path) -> ScheduleChanges:
+def _read(document: KeptDocument, place: str) -> ScheduleChanges:
     try:
-        # Without waiting: whatever stands there may be no file that anybody writes to.
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-            text = stream.read(FILE_BYTES_MAX + 1) if is_file else b""
-    except FileNotFoundError:
-        return ScheduleChanges()
-    except OSError as error:
-        raise as_our_error(error, "reading the changed schedule", file) from error
-    try:
-        if not is_file:
-            raise InvalidRequest("it is no ordinary file")
-        if len(text) > FILE_BYTES_MAX:
-            raise InvalidRequest(f"it is over {FILE_BYTES_MAX} bytes")
-        changes = _DECODER.decode(text)
+        if len(document.data) > DOCUMENT_BYTES_MAX:
+            raise InvalidRequest(f"it is over {DOCUMENT_BYTES_MAX} bytes")
+        changes = _DECODER.decode(document.data)
         check(changes)
         return merge(ScheduleChanges(), changes)
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest) as error:
         raise InvalidRequest(
-            f"{file} cannot be read as a changed schedule: {error}; mend that, or delete the file "
+            f"{place} cannot be read as a changed schedule: {error}; mend that, or delete the file "
             "to go back to the settings"
         ) from error
 
 
-def _write(file: Path, changes: ScheduleChanges) -> None:
-    text = msgspec.json.format(msgspec.json.encode(changes), indent=2)
-    temporary = file.with_name(f"{file.name}.new")
-    with translated("keeping the changed schedule", file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _write_flushed(temporary, text)
-            temporary.replace(file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        flush_directory(file.parent)
-
-
-def _write_flushed(file: Path, text: bytes) -> None:
-    file.unlink(missing_ok=True)  # left by a crash, with whatever mode
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-    with open(descriptor, "wb") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(descriptor)
+def _encoded(changes: ScheduleChanges) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(changes), indent=2)

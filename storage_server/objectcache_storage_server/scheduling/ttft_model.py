@@ -19,15 +19,6 @@ def ttft_at_rate(demand: Demand, rate_bytes_per_s: float) -> float:
     return transfer_s + (demand.num_layers - 1) * max(transfer_s, window_s) + window_s
 
 
-def stall_at_rate(demand: Demand, rate_bytes_per_s: float) -> float:
-    """Seconds for which the GPU waits at a constant rate: for the first layer, and then for what
-    each transfer takes longer than a compute window (Equation 4).
-    """
-    transfer_s = demand.layer_bytes / rate_bytes_per_s
-    late_s = max(0.0, transfer_s - (demand.compute_window_s or 0.0))
-    return transfer_s + (demand.num_layers - 1) * late_s
-
-
 def ttft_of_arrivals(arrivals_s: Sequence[float], compute_window_s: float) -> float:
     """Seconds to the first token of a delivery whose layers arrive at these times, one or more."""
     num_layers = len(arrivals_s)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import NamedTuple, Protocol, TypeVar
 
 from objectcache_schemas.operators.schedule import (
     ScheduleChanges,
     ScheduleConfiguration,
     ScheduledDelivery,
+    ScheduledNic,
     ScheduleState,
 )
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.lanes.delivery_flow import ScheduledJob
+from objectcache_storage_server.scheduling.lanes.nic_paces import Destination
 from objectcache_storage_server.scheduling.scheduler import Scheduler
 
-SCHEDULED_DELIVERIES_SHOWN = 1000
+SCHEDULED_DELIVERIES_SHOWN = SCHEDULED_NICS_SHOWN = 1000
 
 
 class NamedJob(ScheduledJob, Protocol):
@@ -25,6 +29,9 @@ class NamedJob(ScheduledJob, Protocol):
 
     @property
     def window_source(self) -> str: ...
+
+    @property
+    def decoded_bytes(self) -> int: ...
 
 
 J = TypeVar("J", bound=NamedJob)
@@ -42,6 +49,7 @@ class ScheduleCopy(NamedTuple):
     rows: list[_Row]
     delivery_count: int
     rate_bytes_per_s: float
+    nics: tuple[ScheduledNic, ...]
 
     def state(self, changes: ScheduleChanges, waiting: int) -> ScheduleState:
         """The same in an operator's words; `waiting` requests stand at the entrance."""
@@ -52,6 +60,7 @@ class ScheduleCopy(NamedTuple):
             delivery_count=self.delivery_count,
             waiting=waiting,
             rate_bytes_per_s=self.rate_bytes_per_s,
+            nics=self.nics,
         )
 
 
@@ -71,7 +80,31 @@ def copy_schedule(scheduler: Scheduler[J], now_s: float) -> ScheduleCopy:
         for flow in flows[:SCHEDULED_DELIVERIES_SHOWN]
     ]
     rate_bytes_per_s = scheduler.meter.rate_bytes_per_s(now_s)
-    return ScheduleCopy(now_s, scheduler.configuration, rows, len(flows), rate_bytes_per_s)
+    nics = copy_nics(scheduler, now_s)[:SCHEDULED_NICS_SHOWN]
+    return ScheduleCopy(now_s, scheduler.configuration, rows, len(flows), rate_bytes_per_s, nics)
+
+
+def copy_nics(scheduler: Scheduler[J], now_s: float) -> tuple[ScheduledNic, ...]:
+    """All that are known; called under the dispatcher's lock."""
+    queued_bytes: Counter[Destination] = Counter()
+    known = scheduler.nics.known()
+    if known:
+        for flow in scheduler.flows():
+            left_bytes = flow.demand.payload_bytes - flow.sent_bytes
+            queued_bytes[flow.destination] += max(0, left_bytes)
+    return tuple(
+        ScheduledNic(
+            tenant=nic.destination[0],
+            nic=nic.destination[1],
+            nic_bytes_per_s=nic.rate if nic.rate < math.inf else None,
+            achieved_bytes_per_s=nic.meter.rate_bytes_per_s(now_s),
+            sent_bytes=nic.sent_bytes,
+            queued_bytes=queued_bytes[nic.destination],
+            deliveries=nic.deliveries,
+            held=scheduler.held_for(nic, now_s),
+        )
+        for nic in known
+    )
 
 
 def _scheduled(
@@ -98,4 +131,6 @@ def _scheduled(
         next_layer=min(sent_bytes // demand.layer_bytes, demand.num_layers),
         consumed_layers=consumed_layers,
         age_s=max(0.0, now_s - begun_s),
+        nic=demand.nic,
+        decoded_bytes=job.decoded_bytes,
     )

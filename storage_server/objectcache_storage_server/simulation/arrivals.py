@@ -14,7 +14,8 @@ ZIPF_EXPONENT = 1.0  # of tenants' shares of the requests
 class Arrival:
     """A request whose first `cached_tokens` tokens are stored. GPUs compute each layer of it for
     `compute_window_s`; the scheduler is told `window_error` times that, or nothing where it is
-    None. A chunkwise one computes once all of it is there.
+    None. A chunkwise one computes once all of it is there. `nic` is the storage NIC that it goes
+    to, see `Machine.nics`.
     """
 
     at_s: float
@@ -23,6 +24,7 @@ class Arrival:
     tenant: str = ""
     window_error: float | None = 1.0
     is_chunkwise: bool = False
+    nic: str = ""
 
     @property
     def told_window_s(self) -> float | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_storage_server.deliveries.plan import (
@@ -22,6 +22,8 @@ CHUNK_TOKENS = 512
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Rates are bytes per second; infinity is no limit. Every request has a GPU of its own.
+    `nic_bytes_per_s` is the storage server's own network card's; `nics` are those that requests go
+    to, by name.
 
     `engine_latency_s` passes between asking the engine for a fragment and its first byte; any
     number of fragments are read at once, which share the engine's rate.
@@ -33,11 +35,16 @@ class Machine:
     engine_latency_s: float = 0.0
     num_layers: int = 32
     token_layer_bytes: int = 4096  # keys and values of one token (Llama 3.1 8B)
+    nics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def alone_bytes_per_s(self) -> float:
-        """What a single delivery gets."""
+        """What a single delivery gets, of a NIC that is not slower."""
         return min(self.cap_bytes_per_s, self.nic_bytes_per_s, self.engine_bytes_per_s)
+
+    def alone_at_bytes_per_s(self, nic: str) -> float:
+        """The same of any NIC."""
+        return min(self.alone_bytes_per_s, self.nics.get(nic, math.inf))
 
     @property
     def token_bytes(self) -> int:
@@ -47,7 +54,13 @@ class Machine:
     def demand(self, arrival: Arrival) -> Demand:
         """An arrival as it is."""
         layer_bytes = arrival.cached_tokens * self.token_layer_bytes
-        return Demand(layer_bytes, arrival.compute_window_s, self.num_layers, tenant=arrival.tenant)
+        return Demand(
+            layer_bytes,
+            arrival.compute_window_s,
+            self.num_layers,
+            tenant=arrival.tenant,
+            nic=arrival.nic,
+        )
 
     def told_demand(self, arrival: Arrival) -> Demand:
         """An arrival as the policies see it."""
@@ -56,10 +69,10 @@ class Machine:
     def alone_ttft_s(self, arrival: Arrival) -> float:
         """From its arrival to its first token, if it were alone."""
         demand = self.demand(arrival)
+        rate = self.alone_at_bytes_per_s(arrival.nic)
         if arrival.is_chunkwise:
-            carrying_s = demand.payload_bytes / self.alone_bytes_per_s
-            return self.engine_latency_s + carrying_s + _computing_s(demand)
-        return self.engine_latency_s + ttft_at_rate(demand, self.alone_bytes_per_s)
+            return self.engine_latency_s + demand.payload_bytes / rate + _computing_s(demand)
+        return self.engine_latency_s + ttft_at_rate(demand, rate)
 
 
 class SimulatedClient:

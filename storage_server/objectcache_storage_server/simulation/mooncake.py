@@ -21,7 +21,9 @@ LINE_BYTES_MAX = 1 << 20
 TOKENS_MAX = 1 << 24
 
 
-class _Line(msgspec.Struct, frozen=True):
+class TraceLine(msgspec.Struct, frozen=True):
+    """One request."""
+
     timestamp: float
     input_length: int
     hash_ids: list[int]
@@ -34,7 +36,7 @@ def trace_arrivals(file: Path, profile: ComputeProfile, requests_max: int) -> li
     """
     arrivals: list[Arrival] = []
     stored: set[int] = set()
-    for line in _lines(file):
+    for line in trace_lines(file):
         cached_tokens = _matched(line.hash_ids, stored) * BLOCK_TOKENS
         stored.update(line.hash_ids)
         # the last token is computed whatever is stored
@@ -56,8 +58,9 @@ def _matched(hash_ids: list[int], stored: set[int]) -> int:
     return matched
 
 
-def _lines(file: Path) -> Iterator[_Line]:
-    decoder = msgspec.json.Decoder(_Line)
+def trace_lines(file: Path) -> Iterator[TraceLine]:
+    """A trace's requests in its order. Raises `InvalidRequest` with the line that is wrong."""
+    decoder = msgspec.json.Decoder(TraceLine)
     try:
         with file.open("rb") as stream:
             for number in range(1, REQUESTS_MAX + 1):
@@ -70,7 +73,7 @@ def _lines(file: Path) -> Iterator[_Line]:
         raise InvalidRequest(f"cannot read {file}: {error.strerror}") from error
 
 
-def _decoded(decoder: msgspec.json.Decoder[_Line], text: bytes, place: str) -> _Line:
+def _decoded(decoder: msgspec.json.Decoder[TraceLine], text: bytes, place: str) -> TraceLine:
     try:
         line = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

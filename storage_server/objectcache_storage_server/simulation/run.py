@@ -49,27 +49,42 @@ class Outcome:
     events: int
 
 
-def simulate(arrivals: Sequence[Arrival], machine: Machine, schedule: SimulatedSchedule) -> Outcome:
-    """Serve all arrivals, which are in order of time, to their ends."""
-    return _Simulation(arrivals, machine, schedule).run()
+def _nobody() -> None:
+    """Is told of no end."""
+
+
+def simulate(
+    arrivals: Sequence[Arrival],
+    machine: Machine,
+    schedule: SimulatedSchedule,
+    on_end: Callable[[], None] = _nobody,
+) -> Outcome:
+    """Serve all arrivals, which are in order of time, to their ends. `on_end` is called at each."""
+    return _Simulation(arrivals, machine, schedule, on_end).run()
 
 
 class _Simulation:
     def __init__(
-        self, arrivals: Sequence[Arrival], machine: Machine, schedule: SimulatedSchedule
+        self,
+        arrivals: Sequence[Arrival],
+        machine: Machine,
+        schedule: SimulatedSchedule,
+        on_end: Callable[[], None],
     ) -> None:
         self._machine = machine
+        self._on_end = on_end
         self._queue_timeout_s = schedule.limits.queue_timeout_s
         self._has_feedback = schedule.has_feedback
         self._scheduler: Scheduler[SimulatedClient] = Scheduler(
             _configuration(machine, schedule), 0.0
         )
-        self._fragment_bytes = int(machine.alone_bytes_per_s * schedule.fragment_s)
+        self._fragment_s = schedule.fragment_s
         self._admission = Admission(schedule.limits, schedule.tenants)
         self._at_entrance: dict[Waiting, Arrival] = {}
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = itertools.count()
         self._link_free_s = 0.0
+        self._nic_free_s: dict[str, float] = dict.fromkeys(machine.nics, 0.0)
         self._served: list[SimulatedClient] = []
         self._refused: list[Arrival] = []
         self._sent_bytes = 0
@@ -107,7 +122,7 @@ class _Simulation:
         try:
             token = self._admission.enter(arrival.tenant, now_s)
         except Busy:
-            self._refused.append(arrival)
+            self._refuse(arrival)
             return
         if token is None:
             self._begin(arrival, now_s)
@@ -115,20 +130,31 @@ class _Simulation:
         self._at_entrance[token] = arrival
         self._at(token.expires_s, self._expire)
 
+    def _refuse(self, arrival: Arrival) -> None:
+        self._refused.append(arrival)
+        self._on_end()
+
     def _expire(self, now_s: float) -> None:
         for token, _ in self._admission.expired(now_s):
-            self._refused.append(self._at_entrance.pop(token))
+            self._refuse(self._at_entrance.pop(token))
 
     def _begin(self, arrival: Arrival, now_s: float) -> None:
-        client = SimulatedClient(arrival, self._machine, self._fragment_bytes)
+        rate = self._machine.alone_at_bytes_per_s(arrival.nic)
+        client = SimulatedClient(arrival, self._machine, int(rate * self._fragment_s))
         told = self._machine.told_demand(arrival)
-        self._scheduler.add(client, told, now_s, pooled=arrival.is_pooled)
+        self._scheduler.add(
+            client,
+            told,
+            now_s,
+            pooled=arrival.is_pooled,
+            nic_bytes_per_s=self._machine.nics.get(arrival.nic),
+        )
         if not client.is_admitted:
             self._at(now_s + self._queue_timeout_s, lambda at_s: self._give_up(client, at_s))
 
     def _give_up(self, client: SimulatedClient, now_s: float) -> None:
         if not client.is_admitted:
-            self._refused.append(client.arrival)
+            self._refuse(client.arrival)
             self._leave(client, None, now_s)
 
     def _leave(self, client: SimulatedClient, duration_s: float | None, now_s: float) -> None:
@@ -142,7 +168,8 @@ class _Simulation:
         """Engine, network card and capped link carry it together: the slowest sets the pace."""
         machine, length_bytes = self._machine, fragment.length_bytes
         self._link_free_s = max(now_s, self._link_free_s) + length_bytes / machine.alone_bytes_per_s
-        arrives_s = self._link_free_s + machine.engine_latency_s
+        arrives_s = max(self._link_free_s, self._through_nic_s(client, length_bytes, now_s))
+        arrives_s += machine.engine_latency_s
         self._sent_bytes += length_bytes
         before = client.arrived_layers
         client.arrived(fragment, arrives_s)
@@ -153,8 +180,18 @@ class _Simulation:
         if client.is_sent:
             self._at(arrives_s, lambda at_s: self._end(client, at_s))
 
+    def _through_nic_s(self, client: SimulatedClient, length_bytes: int, now_s: float) -> float:
+        """When a fragment that goes now is through the NIC that its client receives at."""
+        nic = client.arrival.nic
+        if nic not in self._nic_free_s:
+            return now_s
+        carrying_s = length_bytes / self._machine.nics[nic]
+        self._nic_free_s[nic] = max(now_s, self._nic_free_s[nic]) + carrying_s
+        return self._nic_free_s[nic]
+
     def _end(self, client: SimulatedClient, now_s: float) -> None:
         self._served.append(client)
+        self._on_end()
         self._leave(client, now_s - client.arrival.at_s, now_s)
 
 

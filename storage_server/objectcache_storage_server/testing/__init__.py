@@ -1,4 +1,4 @@
-"""Engines and blob stores that wrap another one: slower, faulty, or counted."""
+"""Engines and stores that wrap another one: slower, faulty, or counted."""
 
 from objectcache_storage_server.testing.wrapped_blob_stores import (
     DelayingBlobStore,
@@ -16,14 +16,17 @@ from objectcache_storage_server.testing.wrapped_engines import (
     WrappedStaged,
     WrappedStagedPrefix,
 )
+from objectcache_storage_server.testing.wrapped_shared_stores import FaultyStore, PassingStore
 
 __all__ = [
     "DelayingBlobStore",
     "FaultyBlobStore",
     "FaultyEngine",
+    "FaultyStore",
     "Meter",
     "MeteredEngine",
     "PassingBlobStore",
+    "PassingStore",
     "SlowEngine",
     "WrappedEngine",
     "WrappedOpenObjects",

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from objectcache_schemas.errors import ObjectCacheError, StorageFull, Unavailable
@@ -18,6 +18,7 @@ from objectcache_storage_server.engines.base import (
     BegunReads,
     Committed,
     Engine,
+    FramePlace,
     OpenObjects,
     Placement,
     PrefixShape,
@@ -27,6 +28,7 @@ from objectcache_storage_server.engines.base import (
     StagedPut,
 )
 from objectcache_storage_server.engines.passing_engine import PassingEngine
+from objectcache_storage_server.engines.puts.received_frames import ReceivedFrames
 
 T = TypeVar("T")
 
@@ -37,7 +39,8 @@ WRITES = frozenset({"stage", "stage_prefix", "write_at", "write", "commit", "del
 class WrappedEngine(PassingEngine):
     """A passing engine whose parts, what is staged or open, pass their calls through `call`, too.
 
-    `size_bytes` is what `read_many` reads, or `write_at` or `write` writes, else 0.
+    `size_bytes` is what `read_many` reads, or `write_at` or `write` writes, else 0. `write_frames`
+    counts as `write`, by the frames' bytes.
     """
 
     def stage(
@@ -68,7 +71,7 @@ class WrappedEngine(PassingEngine):
         return None if staged is None else WrappedStaged(self, staged)
 
     def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
-        inner_puts = [replace(put, staged=_unwrapped(put.staged)) for put in puts]
+        inner_puts = [put._replace(staged=_unwrapped(put.staged)) for put in puts]
         try:
             return self.call("commit", 0, lambda: self.inner.commit(inner_puts, condition))
         finally:
@@ -125,6 +128,12 @@ class WrappedStagedPrefix(StagedPrefix):
     def write(self, position_bytes: int, data: memoryview) -> None:
         self._engine.call("write", len(data), lambda: self.inner.write(position_bytes, data))
 
+    def write_frames(self, position_bytes: int, frames: ReceivedFrames) -> None:
+        size_bytes = int(sum(frames.lengths))
+        self._engine.call(
+            "write", size_bytes, lambda: self.inner.write_frames(position_bytes, frames)
+        )
+
     def discard(self) -> None:
         self.inner.discard()
 
@@ -139,6 +148,9 @@ class WrappedOpenObjects(OpenObjects):
 
     def placements(self) -> Sequence[Placement]:
         return self.inner.placements()
+
+    def frames(self) -> Sequence[FramePlace | None] | None:
+        return self.inner.frames()
 
     def read_many(self, reads: Sequence[Read], buffer: memoryview) -> None:
         size_bytes = sum(read.length_bytes for read in reads)

@@ -125,12 +125,14 @@ def delivery_attributes(trace: DeliveryTrace) -> Attributes:
         "policy": trace.policy,
         "chunk_count": trace.chunk_count,
         "payload_bytes": trace.payload_bytes,
+        "decoded_bytes": trace.decoded_bytes,
         "layer_count": len(trace.layers),
         "compute_window_s": trace.compute_window_s,
         "window_source": trace.window_source,
         "reported_window_s": trace.reported_window_s,
         "rate_bytes_per_s": trace.rate_bytes_per_s,
         "achieved_bytes_per_s": trace.achieved_bytes_per_s,
+        "nic": trace.nic or None,
         "error_code": trace.error.code if trace.error else None,
     }
     facts |= {f"{phase.name}_s": phase.seconds for phase in trace.phases}

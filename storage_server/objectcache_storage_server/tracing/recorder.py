@@ -45,12 +45,14 @@ class DeliverySummary(NamedTuple):
     policy: str
     chunk_count: int
     read_bytes: int
+    spared_bytes: int  # that were not read and sent, because what is whole was encoded
     duration_s: float  # from the arrival at the gateway
     first_layer_s: float | None  # from the same moment until the first of several was in place
     rate_bytes_per_s: float | None  # the mean of those it had
     achieved_bytes_per_s: float | None  # of a rate
     phases_s: tuple[float, ...]  # of `PHASES`
     error_code: str
+    nic: str  # that it went to; empty where none was named
 
 
 class DeliveryRecorder:
@@ -72,6 +74,7 @@ class DeliveryRecorder:
         traceparent: W3C Trace Context of the request's span; empty where it is not traced.
         path: That the request asks for; empty where it leaves it to the server.
         policy: In force when it came. `accepted` says what both were in the end.
+        nic: The storage NIC that it goes to, by its tenant's name; empty where none is named.
         reads: Where the time of each fragment's read is counted.
     """
 
@@ -88,13 +91,14 @@ class DeliveryRecorder:
         traceparent: str = "",
         path: str = "",
         policy: str = "",
+        nic: str = "",
         reads: Histogram | None = None,
     ) -> None:
         self.request_id = request_id
         self._reads = reads
         self.traceparent = traceparent
         self.engine_s = 0.0  # in the engine, of all readers together
-        self._bucket, self._tenant = bucket, tenant
+        self._bucket, self._tenant, self._nic = bucket, tenant, nic
         self._client_s, self._gateway_s = _duration(client_s), _duration(gateway_s)
         self._zero_s = started_s - self._gateway_s  # arrival at the gateway
         self._zero_unix_s = started_unix_s - self._gateway_s
@@ -106,7 +110,7 @@ class DeliveryRecorder:
         self._queued_s = 0.0  # of the time before acceptance
         self._readers = 0
         self._sending = False
-        self._read_bytes = self._payload_bytes = 0
+        self._read_bytes = self._payload_bytes = self._decoded_bytes = 0
         self._accepted_s: float | None = None
         self._ended_s: float | None = None
         self._error: WireError | None = None
@@ -161,8 +165,10 @@ class DeliveryRecorder:
         window_source: str,
         rate_bytes_per_s: float | None,
         now_s: float,
+        decoded_bytes: int | None = None,
     ) -> None:
-        """The delivery has its rate, if it gets one, and may be read from now on.
+        """The delivery has its rate, if it gets one, and may be read from now on. `decoded_bytes`
+        is what the payload has once it is decoded; None is as much.
 
         A later call changes the rate alone.
         """
@@ -176,6 +182,7 @@ class DeliveryRecorder:
             self._path, self._transport = path, transport
             self._delivery, self._policy = delivery, policy
             self._chunk_count, self._payload_bytes = chunk_count, payload_bytes
+            self._decoded_bytes = payload_bytes if decoded_bytes is None else decoded_bytes
             self._compute_window_s, self._window_source = compute_window_s, window_source
             self._first_layer = self._ready_layer = self._consumed_layer = first_layer
             not_yet = [_NOT_YET] * (end_layer - first_layer)
@@ -310,6 +317,8 @@ class DeliveryRecorder:
                 phases=self._phases(),
                 layers=tuple(self._layers()),
                 error=self._error,
+                nic=self._nic,
+                decoded_bytes=self._decoded_bytes,
             )
 
     def summary(self) -> DeliverySummary:
@@ -325,12 +334,14 @@ class DeliveryRecorder:
                 self._policy,
                 self._chunk_count,
                 self._read_bytes,
+                0 if self._error else self._decoded_bytes - self._payload_bytes,
                 self._now_s - self._zero_s,
                 self._since_zero(self._ready_s[0]) if has_layers else None,
                 assigned,
                 self._achieved_bytes_per_s() if assigned else None,
                 self._phase_seconds(),
                 self._error.code if self._error else "",
+                self._nic,
             )
 
     @property

@@ -8,7 +8,7 @@ import re
 import threading
 from pathlib import Path
 
-from objectcache_fabrics.peers import Fabric, FabricPeer
+from objectcache_fabrics.peers import NO_LANE, Fabric, FabricPeer, TrafficLane, WriteTimeout
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_runtime.settings import StorageSettings
 from objectcache_runtime.shares.fair_shares import FairShares
@@ -98,10 +98,24 @@ def check_transport(transport: str) -> None:
 class Fabrics:
     """Fabrics by name, over one staging memory. Thread-safe."""
 
-    def __init__(self, storage: StorageSettings) -> None:
+    def __init__(
+        self,
+        storage: StorageSettings,
+        timeout: WriteTimeout | None = None,
+        lane: TrafficLane = NO_LANE,
+    ) -> None:
+        """`timeout` in place of storage.fabric_timeout_s, for a process that has one of its own.
+        `lane` is that of verbs; NIXL's is in storage.nixl_ucx.
+        """
+        self._lane = lane
+        self._timeout = timeout or WriteTimeout(
+            storage.fabric_timeout_s, "storage.fabric_timeout_s"
+        )
         largest_bytes = min(storage.target_fragment_bytes_max, STAGED_FRAGMENT_BYTES_MAX)
         self.staging = StagingMemory(
-            max(storage.fragment_bytes, largest_bytes), storage.fabric_staging_bytes
+            max(storage.fragment_bytes, largest_bytes),
+            storage.fabric_staging_bytes,
+            "storage.fabric_staging_bytes",
         )
         # Sessions over those that are costly to have open, each as its storage.NAME_sessions_max.
         self.session_shares = {NIXL: FairShares(storage.nixl_sessions_max)}
@@ -139,16 +153,15 @@ class Fabrics:
 
     def _make(self, transport: str) -> Fabric:
         storage = self._storage
+        timeout = self._timeout
         if transport == NIXL and storage.nixl != "off":
             from objectcache_fabrics.nixl.fabric import NixlFabric
 
-            return NixlFabric(
-                self.staging, storage.nixl_devices, storage.nixl_ucx, storage.fabric_timeout_s
-            )
+            return NixlFabric(self.staging, storage.nixl_devices, storage.nixl_ucx, timeout)
         if transport == VERBS and storage.verbs_device:
             from objectcache_fabrics.verbs.fabric import VerbsFabric
 
-            return VerbsFabric(self.staging, storage.verbs_device, storage.fabric_timeout_s)
+            return VerbsFabric(self.staging, storage.verbs_device, timeout, self._lane)
         remedy = {NIXL: "storage.nixl is off", VERBS: "storage.verbs_device names no device"}
         raise Unsupported(
             f"transport {excerpt(transport)!r} is not served: "

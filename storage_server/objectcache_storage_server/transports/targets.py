@@ -17,7 +17,8 @@ from objectcache_fabrics.leased_memory import RemoteTargetMemory
 from objectcache_schemas.descriptor import TARGET_ID_BYTES, MemoryTarget
 from objectcache_schemas.errors import InvalidRequest, NotFound, ObjectCacheError, Unsupported
 from objectcache_schemas.excerpt import excerpt
-from objectcache_schemas.messages.sessions import LayersConsumed
+from objectcache_schemas.layout import TargetRing, TargetRows
+from objectcache_schemas.messages.sessions import LayersConsumed, LayersFreed
 from objectcache_storage_server.accounts.read_passes import PassBook
 from objectcache_storage_server.transports.memory_files import MappedTargetMemory, map_memory_file
 
@@ -68,7 +69,9 @@ class RegisteredTarget:
 
 
 class Lease:
-    """A delivery's right to write to a part of a target: `length_bytes` from `offset_bytes` on."""
+    """A delivery's right to write to a part of a target: `length_bytes` from `offset_bytes` on, or
+    of these the `rows`, or the places of a ring, alone.
+    """
 
     def __init__(
         self,
@@ -76,16 +79,24 @@ class Lease:
         target: RegisteredTarget,
         offset_bytes: int,
         length_bytes: int,
+        rows: TargetRows | TargetRing | None = None,
     ) -> None:
         self._registry = registry
         self.target = target
         self.offset_bytes = offset_bytes
         self.length_bytes = length_bytes
+        self._rows = rows
         memory = target.memory
         self._view: memoryview | None = None
         if isinstance(memory, MappedTargetMemory):
             self._view = memory.view[offset_bytes : offset_bytes + length_bytes]
         self.cancel: Callable[[ObjectCacheError], None] | None = None
+
+    def place_bytes(self, payload_offset_bytes: int) -> int:
+        """Where a piece of the payload, which is in one layer, lies; from `offset_bytes` on."""
+        if self._rows is None:
+            return payload_offset_bytes
+        return self._rows.place_bytes(payload_offset_bytes)
 
     @property
     def view(self) -> memoryview:
@@ -132,6 +143,12 @@ class TargetOwner:
     def end(self) -> None:
         """End it soon, from any thread, and let its targets go: its client can begin another."""
 
+    def is_gone(self) -> bool:
+        """Whether its client has ended the session, which need not have been heard here yet; from
+        any thread.
+        """
+        return False
+
     def watch_consumption(
         self,
         tag: int,
@@ -153,12 +170,23 @@ class TargetOwner:
         where it is not watching.
         """
 
+    def watch_freed(self, tag: int, callback: Callable[[LayersFreed], None]) -> None:
+        """Have `callback` called in the event loop for the places that the client frees in the ring
+        of the delivery with this tag, until `forget_freed`. A second delivery with the same tag
+        takes the first one's place. Called in the event loop.
+        """
+
+    def forget_freed(self, tag: int, callback: Callable[[LayersFreed], None]) -> None:
+        """The end of `watch_freed`. No effect where it is not watching."""
+
 
 class TargetRegistry:
     """All targets of this server. Thread-safe."""
 
-    def __init__(self, bytes_per_owner_max: int) -> None:
+    def __init__(self, bytes_per_owner_max: int, server_id: bytes = b"") -> None:
+        """`server_id` begins every target's id, by which gateways find the server that holds it."""
         self._bytes_per_owner_max = bytes_per_owner_max
+        self._server_id = server_id
         self._targets: dict[bytes, RegisteredTarget] = {}
         self._lock = threading.Lock()
 
@@ -198,17 +226,26 @@ class TargetRegistry:
     def _add(
         self, owner: TargetOwner, memory: MappedTargetMemory | RemoteTargetMemory
     ) -> RegisteredTarget:
-        target = RegisteredTarget(secrets.token_bytes(TARGET_ID_BYTES), owner, memory)
+        drawn = secrets.token_bytes(TARGET_ID_BYTES - len(self._server_id))
+        target = RegisteredTarget(self._server_id + drawn, owner, memory)
         with self._lock:
             self._targets[target.target_id] = target
             owner.targets[target.target_id] = target
             owner.registered_bytes += memory.length_bytes
         return target
 
-    def lease(self, identity: str, asked: MemoryTarget, payload_bytes: int) -> Lease:
-        """The right to write a payload. Raises `NotFound` (NoSuchTarget) unless this identity
-        registered the target, `InvalidRequest` where the payload would leave its bounds, the target
-        is of another transport, or its memory file has holes.
+    def lease(
+        self,
+        identity: str,
+        asked: MemoryTarget,
+        payload_bytes: int,
+        rows: TargetRows | TargetRing | None = None,
+    ) -> Lease:
+        """The right to write a payload, in one piece, in `rows` or round in a ring.
+
+        Raises `NotFound` (NoSuchTarget) unless this identity registered the target,
+        `InvalidRequest` where the payload would leave its bounds, the target is of another
+        transport, or its memory file has holes.
         """
         with self._lock:
             target = self._targets.get(asked.target_id)
@@ -227,14 +264,15 @@ class TargetRegistry:
                     f"{target.length_bytes} bytes",
                     code="InvalidDescriptor",
                 )
-            if payload_bytes > asked.length_bytes:
+            end_bytes = payload_bytes if rows is None else rows.end_bytes(payload_bytes)
+            if end_bytes > asked.length_bytes:
+                what = f"has {payload_bytes} bytes" if rows is None else f"ends at {end_bytes}"
                 raise InvalidRequest(
-                    f"rdma_target.length_bytes is {asked.length_bytes}, "
-                    f"the payload has {payload_bytes} bytes",
+                    f"rdma_target.length_bytes is {asked.length_bytes}, the payload {what}",
                     code="InvalidDescriptor",
                 )
             target.check_whole()
-            lease = Lease(self, target, asked.offset_bytes, payload_bytes)
+            lease = Lease(self, target, asked.offset_bytes, end_bytes, rows)
             target.leases.add(lease)
             return lease
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from objectcache_fabrics.peers import WriteTimeout
 from objectcache_fabrics.registered_memory import DeviceMemory, RemoteMemory
 from objectcache_fabrics.staging_memory import StagingMemory
 from objectcache_fabrics.verbs.address import Announcement, VerbsAddress
@@ -31,7 +32,7 @@ class Server:
 
     def __init__(self, device: str = "rxe0", timeout_s: float = 30.0) -> None:
         self.staging = StagingMemory(PIECE_BYTES, PIECE_BYTES * PIECE_COUNT)
-        self.fabric = VerbsFabric(self.staging, device, timeout_s)
+        self.fabric = VerbsFabric(self.staging, device, WriteTimeout(timeout_s))
         self._closed = False
         self.outcomes: queue.Queue[ObjectCacheError | None] = queue.Queue()
 

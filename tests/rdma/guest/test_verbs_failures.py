@@ -107,7 +107,7 @@ def test_staging_memory_that_is_not_registered_is_this_hosts_failure(
 ) -> None:
     server, client = make_server(), make_client()
     peer = client.join(server)
-    server.fabric._region.local_key ^= 0x5500
+    server.fabric._sources._staged.local_key ^= 0x5500
     server.write(peer, client.memory, 0, PIECE)
     assert "this host" in all_fail(server, 1).message
     assert not client.is_lost
@@ -205,7 +205,7 @@ def test_a_write_that_takes_longer_than_its_deadline_is_given_up(
     server, client = make_server("rxe0", 1.0), make_client()
     peer, _ = server.open(client.endpoint.hello())
     server.write(peer, ANY_MEMORY, 0, PIECE)
-    assert "within 1 s (storage.fabric_timeout_s)" in all_fail(server, 1).message
+    assert all_fail(server, 1).message.endswith("within 1 s")
 
 
 def test_a_client_that_is_not_where_it_says_is_given_up(

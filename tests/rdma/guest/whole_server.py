@@ -15,7 +15,7 @@ from objectcache import Client, KvLayout
 from objectcache.kv_bucket import KvBucket
 from objectcache.sessions.fabric_joining import FabricSettings
 from objectcache_schemas.operators.server_state import GetMetrics, Metrics
-from tests import servers
+from tests import forked_servers, servers
 from tests.servers import RunningServer, running_server
 from tests.storage_client import StorageClient
 
@@ -35,8 +35,11 @@ def layout_of(num_layers: int, slice_bytes: int) -> KvLayout:
 
 @contextmanager
 def server_on_device(data_dir: Path, *settings: str) -> Iterator[RunningServer]:
-    """Its first start reads all that it imports through an emulated disk."""
-    servers.READY_TIMEOUT_S, servers.STOP_TIMEOUT_S = 170.0, 60.0
+    """Its first start reads all that it imports through an emulated disk, on an emulated processor
+    that has half of a real one where other tests run beside it.
+    """
+    forked_servers.START_S = servers.READY_TIMEOUT_S = 600.0
+    servers.STOP_TIMEOUT_S = 300.0
     device = f"storage.verbs_device={SERVER_DEVICE}"
     with running_server(
         data_dir, "storage.engine=memory", "storage.nixl=off", device, *settings

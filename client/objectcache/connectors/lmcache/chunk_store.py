@@ -11,8 +11,10 @@ from functools import partial
 from objectcache.client import Client
 from objectcache.connectors.lmcache.geometry import ChunkGeometry
 from objectcache.connectors.store.configuration import StoreConfiguration
+from objectcache.connectors.store.lossy_setting import refuse_lossy
 from objectcache.connectors.store.open_bucket import open_bucket
 from objectcache.connectors.store.outage import Outage
+from objectcache.connectors.store.route_hints import route_by
 from objectcache.connectors.store.stored_chunks import match_prefix, put_absent
 from objectcache.kv_bucket import KvBucket
 from objectcache.payload import Bytes
@@ -43,6 +45,8 @@ class ChunkStore:
     """
 
     def __init__(self, configuration: StoreConfiguration) -> None:
+        """Raises `InvalidRequest` for a setting that cannot be had here."""
+        refuse_lossy(configuration.lossy, "LMCache's chunks do not say where a head ends")
         self._client: Client = configuration.connect()
         # A client of their own, so that no lookup waits for a connection that a load holds.
         lookups = replace(configuration, timeout_s=configuration.lookup_timeout_s)
@@ -83,17 +87,23 @@ class ChunkStore:
         by_key = dict(zip(keys, chunks, strict=True))
         return self._outage.call("a put", partial(self._store, list(by_key), by_key, geometry))
 
-    def load(self, keys: Sequence[str], geometry: ChunkGeometry, landing: Landing) -> int:
+    def load(
+        self, keys: Sequence[str], geometry: ChunkGeometry, landing: Landing, relay: str = ""
+    ) -> int:
         """Copy the longest stored run of keys into LMCache's memory; returns how many chunks.
+        `relay` is the one over which a router would have them come.
 
         Rows are copied while the next ones arrive. A load that raises leaves the memory undefined.
         """
-        return self._outage.call("a load", partial(self._load, keys, geometry, landing))
+        return self._outage.call("a load", partial(self._load, keys, geometry, landing, relay))
 
-    def _load(self, keys: Sequence[str], geometry: ChunkGeometry, landing: Landing) -> int:
+    def _load(
+        self, keys: Sequence[str], geometry: ChunkGeometry, landing: Landing, relay: str
+    ) -> int:
+        route = route_by(self._client, relay)
         loaded = 0
         for begin, end in self._batches(len(keys), geometry):
-            loaded += self._load_batch(keys[begin:end], geometry, partial(landing, begin))
+            loaded += self._load_batch(keys[begin:end], geometry, partial(landing, begin), route)
             if loaded < end:
                 break
         return loaded
@@ -144,6 +154,7 @@ class ChunkStore:
         keys: Sequence[str],
         geometry: ChunkGeometry,
         landing: Callable[[int], Sequence[Bytes]],
+        route: str | None,
     ) -> int:
         bucket = self._bucket(geometry)
         try:
@@ -153,6 +164,7 @@ class ChunkStore:
                 on_missing="truncate",
                 compute_window_s=WHOLE_S,
                 timeout_s=self._load_timeout_s,
+                route=route,
             )
         except NotFound as error:
             if error.code != "NoSuchKey":

@@ -18,7 +18,7 @@ from objectcache.async_client import BlockingCalls
 from objectcache.connectors.lmcache.chunk_store import ChunkStore
 from objectcache.connectors.lmcache.identities import Identities
 from objectcache.connectors.lmcache.memory import bytes_of, geometry_of
-from objectcache.connectors.lmcache.names import keys_of_engine_keys
+from objectcache.connectors.lmcache.names import hinted_relay, keys_of_engine_keys
 from objectcache.connectors.lmcache.settings import store_configuration
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.payload import Bytes
@@ -171,7 +171,8 @@ class ObjectCacheConnector(RemoteConnector):
         loaded = 0
         try:
             landing = partial(self._allocate, memory_objs)
-            loaded = self._store.load(self._names(keys), self._geometry, landing)
+            relay = hinted_relay(keys)
+            loaded = self._store.load(self._names(keys), self._geometry, landing, relay)
         finally:
             _release(memory_objs[loaded:])
         return memory_objs[:loaded]

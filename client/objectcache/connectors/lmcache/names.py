@@ -12,7 +12,9 @@ from typing import Any
 from objectcache.connectors.identity.model_identity import ModelIdentity
 from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.lmcache.geometry import ChunkGeometry
+from objectcache.connectors.store.route_hints import relay_of
 
+RELAY_HINT = "lmcache.objectcache.relay"  # of kv_transfer_params
 _NAMESPACES_MAX = 1024  # remembered; one a model, rank and tag or salt
 
 IdentityOf = Callable[[str], ModelIdentity]  # of the model with this name
@@ -37,6 +39,14 @@ def keys_of_engine_keys(
         + key.chunk_hash_hex
         for key in engine_keys
     ]
+
+
+def hinted_relay(engine_keys: Sequence[Any]) -> str:
+    """The relay that the request of these `CacheEngineKey`s names, of which LMCache keeps what
+    begins with its own name; empty where it names none.
+    """
+    configs: Any = getattr(engine_keys[0], "request_configs", None) if engine_keys else None
+    return relay_of(configs.get(RELAY_HINT)) if isinstance(configs, dict) else ""  # pyright: ignore[reportUnknownMemberType]
 
 
 def key_of_object_key(

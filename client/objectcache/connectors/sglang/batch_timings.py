@@ -11,30 +11,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from objectcache.connectors.timing.compute_windows import NOTHING_COMPUTED, BatchShape
 from objectcache.connectors.timing.moments import Clock
-from objectcache.connectors.timing.step_windows import Step, StepWindows
-from objectcache.deliveries.delivery import Delivery
+from objectcache.connectors.timing.step_windows import Step, StepTiming, StepWindows
 
 LOOKUPS_MAX = 4096  # of requests that wait; the oldest are forgotten
 BATCHES_MAX = 16  # that began and whose forward has not
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTiming:
-    """What the fetches of a batch say."""
-
-    fingerprint: str
-    window_s: float | None
-    computed_tokens: int | None
-    step: Step = field(repr=False)
-
-    def begun(self, delivery: Delivery) -> None:
-        """A delivery of the batch is there: it hears what the forward consumes."""
-        self.step.joins(delivery.reports)
 
 
 class BatchTimings:
@@ -68,7 +52,7 @@ class BatchTimings:
             while len(self._tail_pages) > LOOKUPS_MAX:
                 self._tail_pages.popitem(last=False)
 
-    def batch_begins(self, index: int, loads: Sequence[tuple[str, int]]) -> BatchTiming:
+    def batch_begins(self, index: int, loads: Sequence[tuple[str, int]]) -> StepTiming:
         """A batch is about to load so many pages for each of these requests."""
         with self._lock:
             shape = self._shape(loads)
@@ -77,7 +61,7 @@ class BatchTimings:
             while len(self._batches) > BATCHES_MAX:
                 self._batches.popitem(last=False)
             window_s = self._windows.expected_s(shape)
-        return BatchTiming(self._fingerprint, window_s, shape.tokens or None, step)
+        return StepTiming(self._fingerprint, window_s, shape.tokens or None, step)
 
     def forward_begins(self, index: int) -> None:
         """The forward of this batch begins; one that loads nothing has none, and is not timed."""

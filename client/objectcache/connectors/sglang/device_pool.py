@@ -8,16 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from objectcache.connectors.device.engine_copier import EngineCopier
 from objectcache.connectors.sglang.host_layouts import PageGeometry
 from objectcache.connectors.sglang.host_pool import layout_name, page_starts
 from objectcache.connectors.sglang.page_source import PageSource
+from objectcache.gpu.copier import BlockSave, wait_for_all
+from objectcache.gpu.pieces import BlockPart, PagedBlocks
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
 
 
 class DevicePool:
-    """K and V, or the latent, of every layer: tensors of (slot, head, dim) on one device.
+    """K and V, or the latent, of every layer: tensors of (slot, head, dim) on one device. `places`
+    are each layer's pages by their addresses.
 
     A chunk is a page in the order of `host_layouts`: layer, K or V, token, head. Its bytes are
     copied once in memory of the CPU; to and from a GPU they cross the bus once, as one run, and are
@@ -34,6 +39,7 @@ class DevicePool:
         ]
         self.device = layers[0][0].device
         self._page_count = min(len(part) for layer in layers for part in layer)
+        self.places = [_places(layer, self._page_count) for layer in layers]
         # numpy copies rows as runs of bytes; torch's index_copy_ took ten times as long on a CPU.
         self._on_cpu = self.device.type == "cpu"
         self._layers = (
@@ -43,19 +49,28 @@ class DevicePool:
         self.dtype = str(kvcache.store_dtype)
         self.layout_name = layout_name("kv", kvcache.start_layer or 0, self.geometry)
         self.rank_replicated = len(components) == 1
+        _, heads, width = components[0][0].shape
+        self.slice_axes = (len(components), heads, width)  # beside a page's tokens
 
     @property
     def num_layers(self) -> int:
         """Layers of the pool."""
         return len(self._layers)
 
-    def pages(self, slots: Any) -> Any:
-        """The pages of these slots: int64, on the device where it is a GPU.
+    def page_ids(self, slots: Any) -> npt.NDArray[np.int64]:
+        """The pages of these slots, in host memory.
 
         Raises `InvalidRequest` unless they are whole, aligned pages of the pool.
         """
         starts = page_starts(slots.detach().cpu(), self._page_tokens, self._page_count)
-        ids = np.array(starts, np.int64) // self._page_tokens
+        return np.array(starts, np.int64) // self._page_tokens
+
+    def pages(self, slots: Any) -> Any:
+        """The same, on the device where it is a GPU."""
+        return self.on_device(self.page_ids(slots))
+
+    def on_device(self, ids: npt.NDArray[np.int64]) -> Any:
+        """Pages as `write_layer` and `read_pages` take them."""
         if self._on_cpu:
             return ids
         import torch  # pyright: ignore[reportMissingImports]
@@ -105,15 +120,28 @@ class DevicePool:
 
 
 class DevicePages(PageSource):
-    """Pages of a device pool, for a put."""
+    """Pages of a device pool, for a put: by its copier, where there is one that reaches the memory
+    that they go to. What has computed them is through.
+    """
 
-    def __init__(self, pool: DevicePool, pages: Any) -> None:
-        """`pages` are ids as `DevicePool.pages` gives them."""
+    def __init__(self, pool: DevicePool, slots: Any, copier: EngineCopier | None = None) -> None:
+        """Raises `InvalidRequest` unless the slots are whole, aligned pages of the pool."""
         self._pool = pool
-        self._pages = pages
+        self._ids = pool.page_ids(slots)
+        self._copier = copier
 
     def read(self, start: int, end: int, chunks: Bytes) -> None:
-        self._pool.read_pages(self._pages[start:end], chunks)
+        ids = self._ids[start:end]
+        if self._copier is None or not self._copier.reaches(chunks):
+            self._pool.read_pages(self._pool.on_device(ids), chunks)
+            return
+        self._copier.enter_thread()
+        saves: list[BlockSave] = []
+        try:
+            for layer, places in enumerate(self._pool.places):
+                saves.append(self._copier.copier.save(places.pieces(ids, chunks[:, layer])))
+        finally:
+            wait_for_all(saves)
 
 
 def _components(kvcache: Any) -> list[Any]:
@@ -139,6 +167,12 @@ def _paged(buffer: Any, page_tokens: int) -> Any:
         raise InvalidRequest("a layer's KV must lie in one run")
     page_count = len(buffer) // page_tokens
     return buffer.view(torch.uint8)[: page_count * page_tokens].view(page_count, -1)
+
+
+def _places(parts: list[Any], page_count: int) -> PagedBlocks:
+    """Where a layer's pages are: slices are the parts' pages one after the other."""
+    runs = [BlockPart(part.data_ptr(), part.shape[1], part.shape[1]) for part in parts]
+    return PagedBlocks(runs, page_count)
 
 
 def _geometry(kvcache: Any, components: list[Any], page_tokens: int) -> PageGeometry:

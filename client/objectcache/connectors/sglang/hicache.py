@@ -19,6 +19,7 @@ from objectcache.connectors.sglang.page_store import PageStore
 from objectcache.connectors.sglang.served_model import identity_of, published_arguments
 from objectcache.connectors.sglang.settings import Rank, Shape, Stores, read_settings
 from objectcache.connectors.sglang.trailing_pages import longest_prefix
+from objectcache.connectors.store.lossy_setting import refuse_lossy
 from objectcache_schemas.errors import InvalidRequest
 
 try:
@@ -65,6 +66,7 @@ class ObjectCacheHiCache(_HiCacheStorage):
         """Raises `InvalidRequest` naming the setting that is wrong."""
         super().__init__()
         settings = read_settings(storage_config.extra_config)
+        refuse_lossy(settings.lossy, "HiCache's storage takes pages as they are; the linker can")
         _check_supported(storage_config)
         self._config = storage_config
         self._rank = _rank(storage_config, replicated=storage_config.is_mla_model)

@@ -99,10 +99,3 @@ def _axes(
         return stored, (1, 3, 0, 2, 4, 5, 6)
     stored = (components, pages, layers, tokens, groups, heads, head_bytes)
     return stored, (1, 2, 0, 3, 4, 5, 6)
-
-
-def is_chunk_order(layout: str, geometry: PageGeometry) -> bool:
-    """Whether a page lies in memory as its chunk does, so that no conversion is needed."""
-    if layout == "page_unified":
-        return geometry.head_groups == 1
-    return layout == "page_first_direct" and geometry.components == 1

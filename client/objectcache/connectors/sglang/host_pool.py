@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from objectcache.connectors.sglang.host_layouts import PageGeometry, is_chunk_order, pages_view
+from objectcache.connectors.sglang.host_layouts import PageGeometry, pages_view
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
 
@@ -31,7 +31,6 @@ class HostPool:
         self.num_layers = self.geometry.num_layers
         self.slice_bytes = self.geometry.layer_bytes
         self.chunk_tokens = self.geometry.page_tokens
-        self.in_chunk_order = is_chunk_order(self._layout, self.geometry)
 
     def chunks(self, host_indices: Any) -> list[Bytes]:
         """The pages of these token slots, each as uint8[*chunk_shape], a view of the pool.
@@ -58,7 +57,6 @@ class PageBufferPool:
     What the pool gives out by `get_page_buffer_meta` must be addresses of this process's memory.
     """
 
-    in_chunk_order = False
     num_layers = 1
 
     def __init__(self, pool: Any, name: str) -> None:

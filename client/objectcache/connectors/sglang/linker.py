@@ -13,17 +13,25 @@ from functools import partial
 from queue import Empty, Queue
 from typing import Any
 
+from objectcache.connectors.device.engine_copier import engine_copier_of
 from objectcache.connectors.identity.namespace import compute_fingerprint
 from objectcache.connectors.missing_engine import missing_engine
-from objectcache.connectors.sglang.batch_timings import BatchTiming, BatchTimings, timed_counter
+from objectcache.connectors.sglang.batch_timings import BatchTimings, timed_counter
 from objectcache.connectors.sglang.device_pool import DevicePages, DevicePool
 from objectcache.connectors.sglang.linked_loads import LinkedLoad, load_layers
 from objectcache.connectors.sglang.served_model import identity_of
-from objectcache.connectors.sglang.settings import LOADS_MAX, Rank, Shape, Stores, read_settings
+from objectcache.connectors.sglang.settings import (
+    LOADS_MAX,
+    Rank,
+    Shape,
+    Stores,
+    read_linker_settings,
+)
 from objectcache.connectors.sglang.worker import Worker
 from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.store.outage import forget_frames
 from objectcache.connectors.timing.moments import clock_of
+from objectcache.connectors.timing.step_windows import StepTiming
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 
 try:
@@ -70,7 +78,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         is wrong with the bucket: `AccessDenied`, `Conflict`, `Unavailable`.
         """
         super().__init__()
-        settings = read_settings(extra_config)
+        settings, copies = read_linker_settings(extra_config)
         _check_supported(params, components)
         self.forward_stream = forward_stream
         kvcache = params.token_to_kv_pool_allocator.get_kvcache()
@@ -79,7 +87,8 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         tensor_parallel = _tensor_parallel(params)
         self._owns_offloads = not self._pool.rank_replicated or tensor_parallel[0] == 0
         identity = identity_of(server_args, settings.weights_revision, os.environ)
-        self._stores = Stores(settings, identity)
+        self._copier = engine_copier_of(self._pool.device, copies)
+        self._stores = Stores(settings, identity, self._copier)
         rank = _rank(params, self._pool.rank_replicated, tensor_parallel)
         shape = Shape(
             self._pool.layout_name,
@@ -87,6 +96,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
             self._pool.num_layers,
             params.page_size,
             self._pool.geometry.layer_bytes,
+            self._pool.slice_axes,
         )
         self._store = self._stores.open(shape, rank)
         chunk_bytes = _layers_max(params, self._pool.num_layers) * shape.slice_bytes
@@ -158,11 +168,13 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         landed: bool = self.layer_done_counter.finish(counter_index)
         return landed
 
-    def _load(self, index: int, loads: list[LinkedLoad], ready: Any, timing: BatchTiming) -> None:
+    def _load(self, index: int, loads: list[LinkedLoad], ready: Any, timing: StepTiming) -> None:
         try:
             ready.synchronize()
             complete = partial(self.layer_done_counter.complete, index)
-            load_layers(self._store, self._pool, loads, complete, _device_module, timing)
+            load_layers(
+                self._store, self._pool, loads, complete, _device_module, timing, self._copier
+            )
             self._stores.outage.answered("a load")
         except BaseException as error:  # the forward would wait for ever
             self._note("a load", error)
@@ -196,7 +208,7 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         try:
             for event in events:
                 event.synchronize()
-            pages = DevicePages(self._pool, self._pool.pages(slots))
+            pages = DevicePages(self._pool, slots, self._copier)
             stored = all(self._store.store(hashes, pages))
         except BaseException as error:  # the tree would keep its pages for ever
             self._note("an offload", error)
@@ -225,6 +237,8 @@ class ObjectCacheLinker(_UnifiedCacheLinker):
         self._loader.close()
         self._offloader.close()
         self._stores.close()
+        if self._copier is not None:
+            self._copier.close()
 
     def _note(self, what: str, error: BaseException) -> None:
         if isinstance(error, ObjectCacheError):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
+
+import numpy as np
 
 from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.sglang.page_source import Page, PageSource, fill_page
-from objectcache.connectors.sglang.staging import PageStaging
 from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.store.stored_chunks import match_prefix, put_chunks_absent
 from objectcache.kv_bucket import KvBucket
 from objectcache.landing.targets import SessionTarget
+from objectcache.payload import Bytes
 from objectcache_schemas.compute_windows import WHOLE_S
+from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.limits import MIB
 
 # A batch of the engine is one request unless its pages are larger than this together.
@@ -49,21 +54,16 @@ class PageStore:
         self._outage = outage
         self._lookup_timeout_s = lookup_timeout_s
         self._timeout_s = timeout_s
-        chunk_bytes = bucket.layout.chunk_bytes
+        chunk_bytes = bucket.chunk_bytes
         most = LoadBudget(load_bytes_max, chunk_bytes).chunk_count_max
         self._fetch_count_max = min(most, max(1, FETCH_BYTES_MAX // chunk_bytes))
         self._put_count_max = max(1, PUT_BYTES_MAX // chunk_bytes)
         staging_bytes = self._put_count_max * chunk_bytes
         self._staging = PageStaging(put_memory, staging_bytes)
 
-    @property
-    def put_count_max(self) -> int:
-        """Pages that go into one put."""
-        return self._put_count_max
-
     def patience_s(self, page_count: int) -> float:
         """How long a delivery of so many pages may take in all."""
-        payload_bytes = page_count * self.bucket.layout.chunk_bytes
+        payload_bytes = page_count * self.bucket.chunk_bytes
         return self._timeout_s + payload_bytes / DELIVERED_BYTES_PER_S_MIN
 
     def match(self, hashes: Sequence[str]) -> int:
@@ -124,18 +124,68 @@ class PageStore:
     def _put_pages(
         self, keys: list[str], source: PageSource, start: int, parent: str | None
     ) -> bool:
-        layout = self.bucket.layout
-        shape = (layout.num_layers, layout.per_layer_chunk_bytes)
+        chunk_bytes = self.bucket.chunk_bytes
+        shape = (self.bucket.layout.num_layers, self.bucket.slice_bytes)
         end = start + len(keys)
         views = source.views(start, end)
         if views is not None:
             put_chunks_absent(self.bucket, keys, [view.reshape(shape) for view in views], parent)
             return True
         with self._staging.memory() as memory:
-            chunks = memory[: len(keys) * layout.chunk_bytes].reshape(len(keys), *shape)
+            chunks = memory[: len(keys) * chunk_bytes].reshape(len(keys), *shape)
             source.read(start, end, chunks)
             put_chunks_absent(self.bucket, keys, list(chunks), parent)
         return True
 
     def __repr__(self) -> str:
         return f"<PageStore {self.namespace.prefix} in {self.bucket.name}>"
+
+
+class PageStaging:
+    """One piece of memory for one put at a time, which the storage server reads by itself where it
+    can: then what is copied into it is not copied again.
+    """
+
+    def __init__(self, register: Callable[[int], SessionTarget] | None, length_bytes: int) -> None:
+        """`register` makes so many bytes of memory that the server reaches, or raises
+        `ObjectCacheError`; without it puts go in bodies.
+        """
+        self._register = register
+        self._length_bytes = length_bytes
+        self._target: SessionTarget | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def memory(self) -> Generator[Bytes]:
+        """uint8[length_bytes], for the length of the block; others wait."""
+        with self._lock:
+            try:
+                yield self._array()
+            except BaseException:
+                # A put that failed may have lost the memory with the server's session.
+                self._drop()
+                raise
+
+    def close(self) -> None:
+        """Take the memory away from the server."""
+        with self._lock:
+            self._drop()
+
+    def _array(self) -> Bytes:
+        if self._register is not None and self._target is None:
+            try:
+                self._target = self._register(self._length_bytes)
+            except ObjectCacheError:  # out of the server's reach: the body carries a copy
+                return np.empty(self._length_bytes, np.uint8)
+        if self._target is None:
+            return np.empty(self._length_bytes, np.uint8)
+        return self._target.array
+
+    def _drop(self) -> None:
+        if self._target is not None:
+            self._target.close()
+        self._target = None
+
+    def __repr__(self) -> str:
+        where = "registered" if self._target is not None else "private"
+        return f"<PageStaging {self._length_bytes} bytes, {where}>"

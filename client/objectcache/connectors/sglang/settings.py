@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from objectcache.client import Client
+from objectcache.connectors.device.engine_copier import EngineCopier, GpuCopies
 from objectcache.connectors.identity.model_identity import ModelIdentity
 from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.sglang.page_store import PageStore
 from objectcache.connectors.store.configuration import StoreConfiguration
+from objectcache.connectors.store.lossy_setting import lossy_dtype_of, stored_dtype
 from objectcache.connectors.store.open_bucket import open_bucket
 from objectcache.connectors.store.outage import Outage
+from objectcache.landing.target_pool import memory_file_region
+from objectcache.landing.targets import SessionTarget
 from objectcache_schemas.layout import KvLayout
 
 TIMEOUT_S = 5.0  # of loads and puts, which threads wait for; recomputing is always possible
@@ -45,6 +49,17 @@ def read_settings(extra_config: Mapping[str, Any] | None) -> StoreConfiguration:
     return StoreConfiguration.from_mapping({"timeout_s": TIMEOUT_S, **own}, os.environ)
 
 
+def read_linker_settings(
+    extra_config: Mapping[str, Any] | None,
+) -> tuple[StoreConfiguration, GpuCopies]:
+    """As `read_settings`, with the linker's own beside them: those of `GpuCopies`."""
+    rest = dict(extra_config or {})
+    copies = GpuCopies.from_settings(rest)
+    store = read_settings(rest)
+    copies.check_layers(store.encodings, store.lossy)
+    return store, copies
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One pool's pages: `uint8[num_layers, slice_bytes]` each, in the order that `layout_name`
@@ -56,6 +71,7 @@ class Shape:
     num_layers: int
     chunk_tokens: int
     slice_bytes: int
+    slice_axes: tuple[int, int, int] = (0, 0, 0)  # parts, heads, width; only what quantises asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +93,18 @@ class Rank:
 class Stores:
     """The page stores of one engine's rank, over one client."""
 
-    def __init__(self, settings: StoreConfiguration, identity: ModelIdentity) -> None:
+    def __init__(
+        self,
+        settings: StoreConfiguration,
+        identity: ModelIdentity,
+        copier: EngineCopier | None = None,
+    ) -> None:
+        """With a `copier` their memory is page-locked for its GPU."""
         self._settings = settings
         self._identity = identity
-        self._client: Client = settings.connect(CONNECTIONS_MAX)
+        self._copier = copier
+        make_region = memory_file_region if copier is None else copier.region
+        self._client: Client = settings.connect(CONNECTIONS_MAX, make_region)
         self._outage = Outage(logging.getLogger("objectcache.connectors.sglang"))
         self._opened: list[PageStore] = []
 
@@ -98,7 +122,7 @@ class Stores:
         namespace = KvNamespace(
             model=self._identity.model,
             weights_revision=self._identity.weights_revision,
-            dtype=shape.dtype,
+            dtype=stored_dtype(self._settings.lossy, shape.dtype),
             layout=shape.layout_name,
             hashing=HASHING,
             rank=rank.rank,
@@ -112,17 +136,25 @@ class Stores:
             dtype=shape.dtype,
             fingerprint=namespace.prefix,
         )
+        parts, heads, width = shape.slice_axes
+        lossy = lossy_dtype_of(layout, self._settings.lossy, heads, width, parts)
         store = PageStore(
-            open_bucket(self._client, self._settings.bucket, layout),
+            open_bucket(self._client, self._settings.bucket, layout, lossy),
             namespace,
             self._outage,
             lookup_timeout_s=self._settings.lookup_timeout_s,
             timeout_s=self._settings.timeout_s,
             load_bytes_max=self._settings.load_bytes_max,
-            put_memory=self._settings.put_memory(self._client),
+            put_memory=self._put_memory(),
         )
         self._opened.append(store)
         return store
+
+    def _put_memory(self) -> Callable[[int], SessionTarget] | None:
+        register = self._settings.put_memory(self._client)
+        if register is None or self._copier is None:
+            return register
+        return self._copier.reachable(register)
 
     def close(self) -> None:
         """Close the client; open deliveries fail. Repeating has no effect."""

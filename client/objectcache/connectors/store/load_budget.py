@@ -11,8 +11,9 @@ from objectcache_schemas.limits import MIB
 
 
 class LoadBudget:
-    """`bytes_max` and `loads_max` for the loads of one step, or batch: a delivery each, all open at
-    the same time. What fits it has room in a client's pool of `pool_bytes_for(bytes_max)`.
+    """`bytes_max` and `loads_max` for loads that are open at the same time, those of one step or
+    batch, say: a delivery each. What fits it has room in a client's pool of
+    `pool_bytes_for(bytes_max)`.
 
     Not thread-safe.
     """
@@ -32,7 +33,7 @@ class LoadBudget:
         self.clear()
 
     def clear(self) -> None:
-        """The next step begins."""
+        """Nothing is loaded any more."""
         self._held_bytes = 0
         self._load_count = 0
 
@@ -41,17 +42,17 @@ class LoadBudget:
         return min(chunk_count, self.chunk_count_max)
 
     def has_room(self, chunk_count: int) -> bool:
-        """Whether this step may load so many chunks more, for one request."""
+        """Whether so many chunks more may be loaded, for one request."""
         needed_bytes = self._held_bytes + self._bytes_of(chunk_count)
         return needed_bytes <= self.bytes_max and self._load_count < self._loads_max
 
     def take(self, chunk_count: int) -> None:
-        """This step loads them."""
+        """They are loaded from now on."""
         self._held_bytes += self._bytes_of(chunk_count)
         self._load_count += 1
 
     def give_back(self, chunk_count: int) -> None:
-        """This step does not load them after all."""
+        """They are loaded no more, or not after all."""
         self._held_bytes -= self._bytes_of(chunk_count)
         self._load_count -= 1
 

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from objectcache.gpu.device import DeviceFailed
 from objectcache.landing.target_pool import MemoryInUse
+from objectcache.pause import Pause
 from objectcache_schemas.errors import Busy, DeliveryFailed, ObjectCacheError, Unavailable
 
-PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 30.0
 LOG_INTERVAL_S = 30.0  # of failures that begin no pause
 
 _OUT_OF_REACH = (Unavailable, Busy, DeliveryFailed)
+_OF_THIS_PROCESS = (MemoryInUse, DeviceFailed)
 
 T = TypeVar("T")
 
@@ -31,39 +33,6 @@ def forget_frames(error: BaseException) -> None:
             seen.add(id(one))
             one.__traceback__ = None
             left += [other for other in (one.__cause__, one.__context__) if other is not None]
-
-
-class Pause:
-    """How long a store that failed is left alone: twice as long as the last time, until what failed
-    has gone well again. Time is an argument.
-    """
-
-    def __init__(self) -> None:
-        self._until_s = float("-inf")
-        self._next_s = PAUSE_MIN_S
-        self._failing: set[str] = set()
-
-    def rest_s(self, now_s: float) -> float:
-        """How much longer nothing should be asked; 0 where the store may be asked."""
-        return max(0.0, self._until_s - now_s)
-
-    def failed(self, what: str, now_s: float, least_s: float = 0.0) -> None:
-        """An operation of this kind failed. What was under way when a pause began, and fails in it,
-        does not make it longer, unless the server asked for `least_s`.
-        """
-        self._failing.add(what)
-        if self.rest_s(now_s) == 0.0:
-            self._until_s = now_s + self._next_s
-            self._next_s = min(2 * self._next_s, PAUSE_MAX_S)
-        self._until_s = max(self._until_s, now_s + min(least_s, PAUSE_MAX_S))
-
-    def answered(self, what: str) -> None:
-        """An operation of this kind went well. One kind says nothing about another: lookups may be
-        answered by a server whose deliveries fail.
-        """
-        self._failing.discard(what)
-        if not self._failing:
-            self._next_s = PAUSE_MIN_S
 
 
 class Outage:
@@ -107,11 +76,11 @@ class Outage:
             return otherwise
 
     def failed(self, what: str, error: ObjectCacheError) -> None:
-        """Note a failure of what `call` did not do; a refusal, a miss, or memory of this process
-        that was not to be had, begins no pause.
+        """Note a failure of what `call` did not do; a refusal, a miss, memory of this process
+        that was not to be had, or its GPU, begins no pause.
         """
         now_s = time.monotonic()
-        pauses = isinstance(error, _OUT_OF_REACH) and not isinstance(error, MemoryInUse)
+        pauses = isinstance(error, _OUT_OF_REACH) and not isinstance(error, _OF_THIS_PROCESS)
         with self._lock:
             self.failure_count += 1
             began_s = self._pause.rest_s(now_s)

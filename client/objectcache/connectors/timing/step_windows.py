@@ -8,6 +8,7 @@ known later, so they are looked for whenever the engine comes by.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from objectcache.connectors.timing.compute_windows import BatchShape, WindowLearner
 from objectcache.connectors.timing.moments import Clock
 from objectcache.deliveries.consumption import ConsumptionReports
+from objectcache.deliveries.delivery import Delivery
+from objectcache_schemas.compute_windows import WHOLE_S
 
 STEPS_MAX = 8  # whose device may be behind; of older ones nothing is learned or told
 
@@ -47,6 +50,21 @@ class Step:
             reports.consumed(layer, layer_s)
 
 
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """What the fetches of a step say. Without a `step` nothing is computed between layers."""
+
+    fingerprint: str
+    window_s: float | None = WHOLE_S
+    computed_tokens: int | None = None
+    step: Step | None = field(default=None, repr=False)
+
+    def begun(self, delivery: Delivery) -> None:
+        """A delivery of the step is there: it hears what the step consumes."""
+        if self.step is not None:
+            self.step.joins(delivery.reports)
+
+
 @dataclass(slots=True)
 class _Layer:
     step: Step
@@ -60,8 +78,12 @@ class _Layer:
 class StepWindows:
     """Called from the engine's thread alone; no call waits."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self, clock: Clock, learned: Callable[[BatchShape, float], None] | None = None
+    ) -> None:
+        """`learned` is told of each step that has ended: its shape, and what a layer took."""
         self._clock = clock
+        self._learned = learned
         self._learner = WindowLearner()
         self._step: Step | None = None
         self._running: _Layer | None = None
@@ -138,6 +160,8 @@ class StepWindows:
         if unseen is not None:
             step.computed_as_others(unseen)
         self._learner.learn(step.shape, step.layers_s)
+        if self._learned is not None and step.layers_s:
+            self._learned(step.shape, median(step.layers_s))
 
     def __repr__(self) -> str:
         return f"<StepWindows {self._learner!r}, {len(self._computed)} layers not measured yet>"

@@ -7,6 +7,7 @@ Run with transformers 5.23; docs/transformers.md has an example. A chunk is
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping
 from threading import Thread
 from typing import Any
@@ -16,12 +17,14 @@ import numpy as np
 from objectcache.connectors.identity.model_identity import identify
 from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.missing_engine import missing_engine
+from objectcache.connectors.store.lossy_setting import lossy_dtype_of
 from objectcache.connectors.transformers.layer_timings import LayerTimings
 from objectcache.deliveries.delivery import Delivery
-from objectcache.gpu.copier import Copier
+from objectcache.gpu.copier import BlockSave, Copier, wait_for_all
 from objectcache.gpu.layer_load import LayerLoad
 from objectcache.gpu.pieces import BlockPart, PagedBlocks
 from objectcache.payload import Bytes
+from objectcache_encodings.lossy import LossyDtype
 from objectcache_schemas.errors import InvalidRequest, Unsupported
 from objectcache_schemas.layout import KvLayout
 
@@ -35,6 +38,7 @@ except ImportError as error:
     _DynamicLayer = missing_engine("transformers", error)
 
 _LAYOUT = "transformers:l2thd"
+_SAVES_AT_ONCE = 2  # layers on their way out, each of which is on the device a second time
 
 
 def layout_of(
@@ -65,8 +69,7 @@ def layout_of(
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise Unsupported(f"layers of {sorted(kinds)} are not supported; full attention alone is")
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads, width = _heads_of(text)
     name = str(dtype)
     identity = identify(
         getattr(config, "name_or_path", "") or config.model_type,
@@ -91,6 +94,24 @@ def layout_of(
     )
 
 
+def lossy_of(config: Any, layout: KvLayout, word: str) -> LossyDtype | None:
+    """What quantises a model's KV for `Client.kv_bucket(..., layout, lossy=...)`: `word` is the
+    other connectors' setting `lossy`, which is q8, q6, q4 or bins; None where it is empty.
+
+    `layout` is `layout_of` the same configuration. Raises `InvalidRequest` for another word, and
+    where the model's numbers are none that can be quantised.
+    """
+    heads, width = _heads_of(config)
+    return lossy_dtype_of(layout, word, heads, width)
+
+
+def _heads_of(text: Any) -> tuple[int, int]:
+    """Heads of keys and values, and how wide each is."""
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return heads, width
+
+
 class LayerwiseCache(_DynamicCache):
     """The KV of a stored prefix, to be passed to a model as `past_key_values`.
 
@@ -109,9 +130,9 @@ class LayerwiseCache(_DynamicCache):
         timings: LayerTimings | None = None,
         copier: Copier | None = None,
     ) -> None:
-        """`layout` is `layout_of` the same configuration. With its model's `timings` the server
-        hears how long each layer was computed; without, what its waits tell, and on a device, of
-        which they tell nothing, not even that.
+        """`layout` is `layout_of` the same configuration, whether chunks are lossy or not. With its
+        model's `timings` the server hears how long each layer was computed; without, what its waits
+        tell, and on a device, of which they tell nothing, not even that.
 
         With the `copier` of the model's device, layers are copied there as they arrive, beside what
         it computes; the delivery is then into a target whose pages the copier has locked
@@ -265,20 +286,70 @@ def _copy(target: Any, source: Any) -> None:
         target.copy_(source)
 
 
-def chunks_of(cache: Any, chunk_count: int, layout: KvLayout) -> Bytes:
+def chunks_of(
+    cache: Any,
+    chunk_count: int,
+    layout: KvLayout,
+    *,
+    into: Bytes | None = None,
+    copier: Copier | None = None,
+) -> Bytes:
     """The first chunks of a cache of one sequence, for `KvBucket.put`: uint8[chunk_count,
-    num_layers, per_layer_chunk_bytes]. Raises `InvalidRequest` where the cache holds fewer tokens.
+    num_layers, per_layer_chunk_bytes], in memory of their own or `into` memory of that shape.
+
+    With the `copier` of the cache's device a layer is put in order there and copied out while the
+    next one is; `into` is then memory whose pages the copier has locked, of a target. Raises
+    `InvalidRequest` where the cache holds fewer tokens, for memory of another shape, and memory
+    that the copier does not reach.
     """
     tokens = chunk_count * layout.chunk_tokens
     if cache.get_seq_length() < tokens:
         raise InvalidRequest(f"the cache holds {cache.get_seq_length()} tokens, not {tokens}")
     shape = (chunk_count, layout.num_layers, layout.per_layer_chunk_bytes)
-    chunks = np.empty(shape, np.uint8)
+    chunks = np.empty(shape, np.uint8) if into is None else into
+    if chunks.shape != shape:
+        raise InvalidRequest(f"chunks have the shape {shape}, the memory {chunks.shape}")
+    if copier is not None:
+        _save(cache, chunks, layout, copier)
+        return chunks
     out = _torch.from_numpy(chunks)
     for index, layer in enumerate(cache.layers):
-        for part, states in enumerate((layer.keys, layer.values)):
-            _, heads, _, width = states.shape
-            place = out[:, index].view(states.dtype).view(chunk_count, 2, -1, heads, width)
-            kept = states[0, :, :tokens].unflatten(1, (chunk_count, layout.chunk_tokens))
-            _copy(place[:, part], kept.permute(1, 2, 0, 3))
+        _put_in_order(layer, out[:, index], layout)
     return chunks
+
+
+def _put_in_order(layer: Any, out: Any, layout: KvLayout) -> None:
+    """A layer's first tokens into uint8[chunk_count, per_layer_chunk_bytes]."""
+    count = len(out)
+    tokens = count * layout.chunk_tokens
+    for part, states in enumerate((layer.keys, layer.values)):
+        _, heads, _, width = states.shape
+        place = out.view(states.dtype).view(count, 2, -1, heads, width)
+        kept = states[0, :, :tokens].unflatten(1, (count, layout.chunk_tokens))
+        _copy(place[:, part], kept.permute(1, 2, 0, 3))
+
+
+def _save(cache: Any, chunks: Bytes, layout: KvLayout, copier: Copier) -> None:
+    """Return when all is in `chunks`; where something has failed, when nothing is on its way."""
+    under_way: deque[tuple[BlockSave, Any]] = deque()  # each with its layer in order, on the device
+    try:
+        for index, layer in enumerate(cache.layers):
+            if len(under_way) == _SAVES_AT_ONCE:
+                under_way[0][0].wait()
+                under_way.popleft()
+            device = layer.keys.device
+            shape = (len(chunks), layout.per_layer_chunk_bytes)
+            ordered = _torch.empty(shape, dtype=_torch.uint8, device=device)
+            _put_in_order(layer, ordered, layout)
+            part = BlockPart(ordered.data_ptr(), shape[1], shape[1])
+            pieces = PagedBlocks([part], len(chunks)).pieces(range(len(chunks)), chunks[:, index])
+            under_way.append((copier.save(pieces, _stream_of(device)), ordered))
+    finally:
+        wait_for_all(save for save, _ in under_way)
+
+
+def _stream_of(device: Any) -> int | None:
+    """The current one; None of a device whose calls return when they are through."""
+    if device.type == "cpu":
+        return None
+    return int(_torch.cuda.current_stream(device).cuda_stream)

@@ -11,16 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from objectcache.connectors.device.engine_copier import engine_copier_of
 from objectcache.connectors.identity.adapters import Adapters
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.store.stored_chunks import match_prefix
 from objectcache.connectors.timing.moments import clock_of
 from objectcache.connectors.vllm.before_schedule.parked_loads import LOADS_MAX
+from objectcache.connectors.vllm.before_schedule.parking_choice import ParkingChoice
 from objectcache.connectors.vllm.before_schedule.side_copies import side_copies_of
-from objectcache.connectors.vllm.geometry import EngineGeometry, read_geometry
+from objectcache.connectors.vllm.geometry import EngineGeometry, lossy_of, read_geometry
 from objectcache.connectors.vllm.load_mode import EngineSteps, LoadMode, chosen_mode, tell_mode
-from objectcache.connectors.vllm.plans import StepPlan
+from objectcache.connectors.vllm.plans import NOTHING_MEASURED, StepPlan, WorkerMeasures
 from objectcache.connectors.vllm.reports.engine_log import log_through_engine, start_told
 from objectcache.connectors.vllm.reports.engine_metrics import (
     ObjectCachePromMetrics,
@@ -30,6 +32,8 @@ from objectcache.connectors.vllm.scheduler.lookups import Lookups
 from objectcache.connectors.vllm.scheduler.scheduler_side import SchedulerSide, SideRoles
 from objectcache.connectors.vllm.settings import read_settings
 from objectcache.connectors.vllm.store import Store
+from objectcache.connectors.vllm.worker.beside_copies import BesideCopies
+from objectcache.connectors.vllm.worker.block_copies import BlockCopies, WaitedCopies
 from objectcache.connectors.vllm.worker.load_memory import make_ready, ready_lengths
 from objectcache.connectors.vllm.worker.paged_layout import PagedLayer
 from objectcache.connectors.vllm.worker.worker_side import (
@@ -71,10 +75,15 @@ class StepReport(KVConnectorWorkerMetadata):
 
     steps: set[int]
     unstored: tuple[bytes, ...] = ()  # hashes of blocks
+    measures: WorkerMeasures = NOTHING_MEASURED
 
     def aggregate(self, other: StepReport) -> StepReport:
         """Several workers' reports of one step."""
-        return StepReport(self.steps | other.steps, self.unstored + other.unstored)
+        return StepReport(
+            self.steps | other.steps,
+            self.unstored + other.unstored,
+            self.measures.with_rank(other.measures),
+        )
 
 
 class ObjectCacheConnector(KVConnectorBase_V1):
@@ -108,13 +117,14 @@ class ObjectCacheConnector(KVConnectorBase_V1):
             self._configuration.weights_revision,
             vllm_version,
             os.environ,
+            self._configuration.lossy,
         )
         if profile := self._configuration.compute_profile:
             self._geometry = replace(self._geometry, fingerprint=profile)
         if role == scheduler_role:
             loads, saves = transfer.is_kv_consumer, transfer.is_kv_producer
-            parks = loads and self._load_mode() is LoadMode.BEFORE_SCHEDULE
-            self._scheduler = self._scheduler_side(SideRoles(loads, saves, parks))
+            mode = self._load_mode() if loads else LoadMode.LAYERWISE
+            self._scheduler = self._scheduler_side(SideRoles(loads, saves, mode))
 
     def _load_mode(self) -> LoadMode:
         """The engine's, which the log is told. Workers do as the scheduler's plans say."""
@@ -125,7 +135,8 @@ class ObjectCacheConnector(KVConnectorBase_V1):
     def _scheduler_side(self, roles: SideRoles) -> SchedulerSide:
         layout = _layout(self._geometry, len(self._layer_names()))
         timeout_s = self._configuration.lookup_timeout_s
-        store = self._store = Store(self._configuration, layout, timeout_s)
+        lossy = lossy_of(self._geometry.spec, layout, self._configuration.lossy)
+        store = self._store = Store(self._configuration, layout, timeout_s, lossy=lossy)
         lookups = Lookups(lambda keys: match_prefix(store.bucket(), keys), timeout_s)
         adapters = Adapters(os.environ)
         return SchedulerSide(
@@ -134,7 +145,12 @@ class ObjectCacheConnector(KVConnectorBase_V1):
             roles,
             self._settings.fetch_tokens_min,
             adapters,
-            self._budget(layout, LOADS_MAX if roles.parks else REGIONS_MAX),
+            self._budget(layout, LOADS_MAX if roles.parks_some else REGIONS_MAX),
+            ParkingChoice(
+                layout.num_layers,
+                layout.chunk_bytes,
+                self._vllm_config.scheduler_config.max_num_batched_tokens,
+            ),
         )
 
     def _budget(self, layout: KvLayout, loads_max: int) -> LoadBudget:
@@ -176,7 +192,7 @@ class ObjectCacheConnector(KVConnectorBase_V1):
     ) -> tuple[int | None, bool]:
         assert self._scheduler is not None
         tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
-        return tokens, bool(tokens) and self._scheduler.parks
+        return tokens, bool(tokens) and self._scheduler.parks(request)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._scheduler is not None
@@ -204,6 +220,7 @@ class ObjectCacheConnector(KVConnectorBase_V1):
         if not isinstance(report, StepReport):
             report = StepReport(set())
         self._scheduler.unstored(report.unstored)
+        self._scheduler.measured(report.steps, report.measures)
         self._scheduler.reported(report.steps, connector_output.invalid_block_ids or ())
         self._scheduler.ended_parked(connector_output.finished_recving or ())
 
@@ -229,20 +246,27 @@ class ObjectCacheConnector(KVConnectorBase_V1):
         layout = _layout_of(self._geometry, layers)
         budget = LoadBudget(self._configuration.load_bytes_max, layout.chunk_bytes)
         slots = staging_slots(self._settings, layout.chunk_bytes, block_count)
-        store = self._store = Store(self._configuration, layout, self._settings.load_timeout_s)
+        device = tensors[0].device
+        copies = self._copies(device, layers)
+        timeout_s = self._settings.load_timeout_s
+        lossy = lossy_of(self._geometry.spec, layout, self._configuration.lossy)
+        store = self._store = Store(self._configuration, layout, timeout_s, copies.region, lossy)
         if self._vllm_config.kv_transfer_config.is_kv_consumer:
             self._make_memory_ready(budget.fitting(self._blocks_max(block_count)), store)
-        device = tensors[0].device
         self._worker = WorkerSide(
             self._geometry,
             store,
             self._settings,
             numbers,
-            layers,
+            copies,
             slots,
             clock_of(device),
             side_copies_of(device),
         )
+
+    def _copies(self, device: Any, layers: list[PagedLayer]) -> BlockCopies:
+        copier = engine_copier_of(device, self._settings.copies())
+        return WaitedCopies(layers) if copier is None else BesideCopies(layers, copier)
 
     def _blocks_max(self, block_count: int) -> int:
         """Blocks of the longest request."""
@@ -294,7 +318,8 @@ class ObjectCacheConnector(KVConnectorBase_V1):
     def build_connector_worker_meta(self) -> StepReport | None:
         if self._worker is None:
             return None
-        return StepReport(self._worker.take_steps(), self._worker.take_unstored())
+        worker = self._worker
+        return StepReport(worker.take_steps(), worker.take_unstored(), worker.take_measures())
 
     # --- what vLLM's loggers show ---
 
@@ -341,7 +366,7 @@ def _layout(geometry: EngineGeometry, layer_count: int) -> KvLayout:
         num_layers=layer_count,
         chunk_tokens=geometry.block_tokens,
         per_layer_chunk_bytes=geometry.spec.unpadded_page_size_bytes,
-        dtype=geometry.namespace.dtype,
+        dtype=geometry.dtype,
         fingerprint=geometry.namespace.prefix,
     )
 

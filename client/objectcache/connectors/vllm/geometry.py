@@ -11,7 +11,10 @@ from typing import Any
 
 from objectcache.connectors.identity.model_identity import HUB_REVISION, ModelIdentity, identify
 from objectcache.connectors.identity.namespace import KvNamespace, compute_fingerprint
+from objectcache.connectors.store.lossy_setting import lossy_dtype_of, refuse_lossy, stored_dtype
+from objectcache_encodings.lossy import LossyDtype
 from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.layout import KvLayout
 
 _HASHES = ("sha256", "sha256_cbor")
 _DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
@@ -32,6 +35,7 @@ class EngineGeometry:
     rank: int
     stores: bool
     fingerprint: str  # what computes, as the server is told it
+    dtype: str  # of the KV as the engine keeps it; in names it may be a lossy one of it
 
     @property
     def namespace(self) -> KvNamespace:
@@ -52,9 +56,10 @@ def read_geometry(
     weights_revision: str,
     vllm_version: str,
     environment: Mapping[str, str],
+    lossy: str = "",
 ) -> EngineGeometry:
     """The geometry of an engine; both of its roles read the same. The environment tells how layers
-    are shared among pipeline ranks, and where models are kept.
+    are shared among pipeline ranks, and where models are kept. `lossy` is the connector's setting.
 
     Raises `InvalidRequest` naming the option of vLLM that the connector cannot serve: what would
     not be stored whole, or could be found by an engine that computes other bytes.
@@ -70,11 +75,12 @@ def read_geometry(
     identity = _identity(vllm_config.model_config, weights_revision, environment)
     layer_split = environment.get("VLLM_PP_LAYER_PARTITION", "")
     layout = _layout(vllm_config, spec, tensor_ranks, layer_split)
+    dtype = f"{vllm_config.cache_config.cache_dtype}/{vllm_config.model_config.dtype}"
     namespaces = tuple(
         KvNamespace(
             model=identity.model,
             weights_revision=identity.weights_revision,
-            dtype=f"{vllm_config.cache_config.cache_dtype}/{vllm_config.model_config.dtype}",
+            dtype=stored_dtype(lossy, dtype),
             layout=layout,
             hashing=_hashing(vllm_config.cache_config, vllm_version),
             rank=rank,
@@ -90,7 +96,19 @@ def read_geometry(
         rank=stage * tensor_ranks + (0 if latent else tensor_rank),
         stores=not latent or tensor_rank == 0,
         fingerprint=compute_fingerprint(identity.model, parallel.tensor_parallel_size),
+        dtype=dtype,
     )
+
+
+def lossy_of(spec: Any, layout: KvLayout, word: str) -> LossyDtype | None:
+    """What quantises an engine's blocks; None where the setting `lossy` is left out.
+
+    Raises `InvalidRequest` naming the setting, where its blocks cannot be quantised.
+    """
+    latent = type(spec).__name__ == "MLAAttentionSpec"
+    if word and not latent and spec.head_size != spec.head_size_v:
+        refuse_lossy(word, f"keys are {spec.head_size} wide and values {spec.head_size_v}")
+    return lossy_dtype_of(layout, word, spec.num_kv_heads, spec.head_size, 1 if latent else 2)
 
 
 def _only_spec(kv_cache_config: Any) -> Any:

@@ -18,12 +18,16 @@ class LoadMode(StrEnum):
 
     `before_schedule`: a request is scheduled when its KV is in its blocks. Nothing is ever undone.
 
+    `per_request`: `before_schedule` for requests whose KV would hold a step up for longer than a
+    step takes, `layerwise` for others; where vLLM does not undo rightly, the former for all.
+
     `auto`: `layerwise` where vLLM undoes it rightly.
     """
 
     AUTO = "auto"
     LAYERWISE = "layerwise"
     BEFORE_SCHEDULE = "before_schedule"
+    PER_REQUEST = "per_request"
 
     @classmethod
     def parse(cls, value: object) -> LoadMode:
@@ -77,9 +81,11 @@ class EngineSteps:
 
 def chosen_mode(setting: LoadMode, steps: EngineSteps) -> LoadMode:
     """The mode of an engine: never `auto`."""
-    if setting is not LoadMode.AUTO:
+    if setting in (LoadMode.LAYERWISE, LoadMode.BEFORE_SCHEDULE):
         return setting
-    return LoadMode.BEFORE_SCHEDULE if steps.dangers() else LoadMode.LAYERWISE
+    if steps.dangers():
+        return LoadMode.BEFORE_SCHEDULE
+    return LoadMode.LAYERWISE if setting is LoadMode.AUTO else setting
 
 
 def tell_mode(setting: LoadMode, steps: EngineSteps) -> None:
@@ -96,7 +102,12 @@ def tell_mode(setting: LoadMode, steps: EngineSteps) -> None:
             "load_mode is layerwise: layers are loaded while the engine computes. load_mode "
             "before_schedule loads a request's KV before it is scheduled"
         )
-    elif setting is LoadMode.AUTO:
+    elif setting is LoadMode.PER_REQUEST and mode is setting:
+        logger.info(
+            "load_mode is per_request: a request's KV is loaded before it is scheduled where it "
+            "would hold a step up for longer than a step takes, else while the engine computes"
+        )
+    elif setting is not mode:
         logger.info(
             "load_mode is before_schedule: with layerwise a load that fails would go wrong in "
             "vLLM with %s. load_mode layerwise has it all the same",

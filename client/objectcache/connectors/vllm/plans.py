@@ -12,6 +12,7 @@ class LoadPlan:
     """Blocks of one request that are to be filled from the store, in prefix order.
 
     `weights` stands in their names for the weights that they are of, as the scheduler knows them.
+    `relay` is the node over whose relay the request's router wants them read; empty: it says none.
     """
 
     request_id: str
@@ -19,6 +20,7 @@ class LoadPlan:
     hashes: tuple[bytes, ...]
     context_tokens: int
     weights: str
+    relay: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,29 @@ class StepPlan:
     batch: BatchShape = NOTHING_COMPUTED
     parked: tuple[LoadPlan, ...] = ()
     given_up: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMeasures:
+    """What workers have measured since their last report: what a layer took in steps of a shape;
+    bytes of loads, and seconds from when they were asked for until they were in host memory; how
+    long their steps waited for layers.
+    """
+
+    layers_s: tuple[tuple[BatchShape, float], ...] = ()
+    loads: tuple[tuple[int, float], ...] = ()
+    waited_s: float = 0.0
+
+    def with_rank(self, other: WorkerMeasures) -> WorkerMeasures:
+        """Of two ranks, which compute alike, and load each its own part."""
+        return WorkerMeasures(
+            self.layers_s or other.layers_s,
+            self.loads + other.loads,
+            max(self.waited_s, other.waited_s),
+        )
+
+
+NOTHING_MEASURED = WorkerMeasures()
 
 
 @dataclass(slots=True)

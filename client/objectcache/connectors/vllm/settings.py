@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from objectcache.connectors.device.engine_copier import GpuCopies
 from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache.connectors.vllm.load_mode import LoadMode
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import GIB
 
 _COUNTS = ("fetch_tokens_min", "staging_bytes_max", "ready_bytes_max")
+_WORDS = ("load_mode", "gpu_copies", "gpu_calibration", "gpu_links")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class VllmSettings:
     fewer than `fetch_tokens_min` tokens are computed as well. `staging_bytes_max` is each worker's
     memory for blocks on their way to the store; what finds no room is not stored.
     `ready_bytes_max` bounds each worker's memory for loads that is made at the start.
+    `gpu_copies`, `gpu_calibration` and `gpu_links` are those of `GpuCopies`.
     """
 
     load_mode: str = LoadMode.AUTO.value
@@ -31,10 +34,16 @@ class VllmSettings:
     fetch_tokens_min: int = 256
     staging_bytes_max: int = GIB
     ready_bytes_max: int = GIB
+    gpu_copies: str = "off"
+    gpu_calibration: str = ""
+    gpu_links: str = "direct"
 
     def __post_init__(self) -> None:
         LoadMode.parse(self.load_mode)
-        for entry in fields(self)[1:]:
+        self.copies()
+        for entry in fields(self):
+            if entry.name in _WORDS:
+                continue
             value = getattr(self, entry.name)
             kinds = int if entry.name in _COUNTS else int | float
             if isinstance(value, bool) or not isinstance(value, kinds) or value <= 0:
@@ -42,6 +51,10 @@ class VllmSettings:
                 raise InvalidRequest(
                     f"connector setting {entry.name!r} must be {kind} above 0, got {value!r}"
                 )
+
+    def copies(self) -> GpuCopies:
+        """Raises `InvalidRequest` naming the setting."""
+        return GpuCopies(self.gpu_copies, self.gpu_calibration, self.gpu_links)
 
 
 def read_settings(values: Mapping[str, Any]) -> tuple[VllmSettings, StoreConfiguration]:
@@ -57,4 +70,6 @@ def read_settings(values: Mapping[str, Any]) -> tuple[VllmSettings, StoreConfigu
         )
     settings = VllmSettings(**{name: value for name, value in values.items() if name in own})
     rest = {name: value for name, value in values.items() if name not in own}
-    return settings, StoreConfiguration.from_mapping(rest, os.environ)
+    store = StoreConfiguration.from_mapping(rest, os.environ)
+    settings.copies().check_layers(store.encodings, store.lossy)
+    return settings, store

@@ -12,7 +12,10 @@ from objectcache.client import Client
 from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache.connectors.store.open_bucket import open_bucket
 from objectcache.kv_bucket import KvBucket
+from objectcache.landing.regions import Region
+from objectcache.landing.target_pool import memory_file_region
 from objectcache.landing.targets import SessionTarget
+from objectcache_encodings.lossy import LossyDtype
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.layout import KvLayout
 
@@ -26,18 +29,27 @@ class Store:
     """
 
     def __init__(
-        self, configuration: StoreConfiguration, layout: KvLayout, timeout_s: float
+        self,
+        configuration: StoreConfiguration,
+        layout: KvLayout,
+        timeout_s: float,
+        make_region: Callable[[int], Region] = memory_file_region,
+        lossy: LossyDtype | None = None,
     ) -> None:
-        """`timeout_s` bounds every silence of the server, in place of the configuration's."""
+        """`timeout_s` bounds every silence of the server, in place of the configuration's.
+        `make_region` is the client's. With `lossy` chunks are quantised.
+        """
         self._name = configuration.bucket
         self._layout = layout
+        self._lossy = lossy
         self._bucket: KvBucket | None = None
         self._configuration = configuration
-        self.client: Client = replace(configuration, timeout_s=timeout_s).connect()
+        chosen = replace(configuration, timeout_s=timeout_s)
+        self.client: Client = chosen.connect(make_region=make_region)
 
     @property
     def layout(self) -> KvLayout:
-        """The shape of a chunk."""
+        """The shape of a chunk as the engine has it."""
         return self._layout
 
     def bucket(self) -> KvBucket:
@@ -47,7 +59,7 @@ class Store:
         of another shape. A bucket for several models has none.
         """
         if (bucket := self._bucket) is None:
-            bucket = self._bucket = open_bucket(self.client, self._name, self._layout)
+            bucket = self._bucket = open_bucket(self.client, self._name, self._layout, self._lossy)
         return bucket
 
     def staging_memory(self) -> Callable[[int], SessionTarget] | None:

@@ -25,6 +25,7 @@ from objectcache.connectors.identity.model_identity import identify
 from objectcache.connectors.identity.namespace import KvNamespace
 from objectcache.connectors.missing_engine import missing_engine
 from objectcache.connectors.store.configuration import StoreConfiguration
+from objectcache.connectors.store.lossy_setting import refuse_lossy
 from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.store.stored_chunks import match_prefix, put_chunks_absent
 from objectcache.connectors.vllm.reports.engine_log import log_through_engine, start_told
@@ -151,6 +152,7 @@ class ObjectCacheTier(SecondaryTierManager):
     ) -> None:
         self.locality = None if locality is None else Locality(locality)
         configuration = StoreConfiguration.from_mapping(settings, os.environ)
+        refuse_lossy(configuration.lossy, "the tier takes blocks as they are; the connector can")
         namespace = _namespace(offloading_spec.config, configuration.weights_revision, os.environ)
         self._namespace = namespace
         self._started_with = namespace.weights_revision

@@ -34,25 +34,12 @@ def make_pair(
 
 def pair_of(key: AccessKey) -> NewKeyPair:
     """What is said once of a key that was made."""
-    return NewKeyPair(
-        access_key=key.access_key,
-        secret_key=key.secret_key,
-        user=key.user,
-        expires_s=key.expires_s,
-    )
+    return msgspec.convert(key, NewKeyPair, from_attributes=True)
 
 
 def key_view(key: AccessKey) -> KeyView:
     """A key without its secret."""
-    return KeyView(
-        access_key=key.access_key,
-        user=key.user,
-        created_s=key.created_s,
-        expires_s=key.expires_s,
-        enabled=key.enabled,
-        scope=key.scope,
-        note=key.note,
-    )
+    return msgspec.convert(key, KeyView, from_attributes=True)
 
 
 async def list_keys(call: Call[Nothing, KeyChoice]) -> KeyList:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from objectcache_gateway.admin.serving.authentication import new_token, token_sha256
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
 from objectcache_gateway.admin.serving.scopes import uncovered
@@ -12,13 +14,7 @@ from objectcache_schemas.operators.admin_api import NewToken, NewTokenReply, Tok
 
 def token_view(token: AdminToken) -> TokenView:
     """A token without what it is."""
-    return TokenView(
-        token_id=token.token_id,
-        name=token.name,
-        scopes=token.scopes,
-        created_s=token.created_s,
-        expires_s=token.expires_s,
-    )
+    return msgspec.convert(token, TokenView, from_attributes=True)
 
 
 async def list_tokens(call: Call[Nothing, Nothing]) -> TokenList:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
+from objectcache_gateway.admin.serving.storage_servers import answers_of
 from objectcache_gateway.admin.store.buckets import all_buckets
+from objectcache_gateway.admin.store.schedule import joined_activity
 from objectcache_schemas.accounts import User
 from objectcache_schemas.messages.quotas import GetUsage, TenantActivity, Usage
 from objectcache_schemas.operators.admin_api import (
@@ -23,9 +25,10 @@ async def get_usage(call: Call[Nothing, UsageChoice]) -> UsageReply:
     """Usage of everybody, of a user, or of a bucket."""
     query = call.query
     accounts = await call.accounts.look()
-    usage = await call.storage.call(GetUsage(owner=query.user, bucket=query.bucket), Usage)
-    buckets = bucket_usage(usage, await all_buckets(call.storage))
-    users = user_usage(buckets, usage.tenants, accounts.users)
+    request = GetUsage(owner=query.user, bucket=query.bucket)
+    usages = await answers_of(call.storage, request, Usage)
+    buckets = bucket_usage(usages[0], await all_buckets(call.storage))
+    users = user_usage(buckets, joined_activity(usages), accounts.users)
     if query.user:
         users = tuple(one for one in users if one.user == query.user)
     if query.bucket:

@@ -36,15 +36,7 @@ from objectcache_schemas.records import Quota
 
 def user_view(accounts: KnownAccounts, user: User) -> UserView:
     """A user as the API shows it."""
-    return UserView(
-        name=user.name,
-        created_s=user.created_s,
-        enabled=user.enabled,
-        may_create_buckets=user.may_create_buckets,
-        grants=user.grants,
-        quota=user.quota,
-        key_count=len(accounts.keys_of(user.name)),
-    )
+    return UserView(**msgspec.structs.asdict(user), key_count=len(accounts.keys_of(user.name)))
 
 
 async def list_users(call: Call[Nothing, Page]) -> UserList:

@@ -1,8 +1,9 @@
 """All processes' metrics on one page: each keeps its own, and here they are put together.
 
-Every sample gets a label `process` ("storage", "gateway-0", "admin"), and families of one name
-stand together under one HELP and TYPE, as the format demands. The text is not parsed further than
-that: the pages are our own, and a scrape must stay cheap with thousands of samples.
+Every sample gets a label `process` ("storage", "gateway-0", "admin"), and where there are several
+storage servers those of each get a label `server`. Families of one name stand together under one
+HELP and TYPE, as the format demands. The text is not parsed further than that: the pages are our
+own, and a scrape must stay cheap with thousands of samples.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from prometheus_client.core import Metric
 from objectcache_gateway.admin.serving.gateway_processes import GatewayProcesses
 from objectcache_gateway.admin.serving.media_types import PROMETHEUS_TEXT
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
-from objectcache_gateway.storage.storage_connection import StoragePool
-from objectcache_runtime.metrics.metric_families import MetricsPage, alone, counter, gauge
+from objectcache_gateway.admin.serving.storage_servers import ask_each, name_of
+from objectcache_gateway.storage.known_server import KnownServer
+from objectcache_gateway.storage.storage_fleet import StorageFleet
+from objectcache_runtime.metrics.metric_families import MetricsPage, counter, gauge, level, total
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.operators.server_state import GetMetrics, Metrics
 
 ADMIN, STORAGE = "admin", "storage"
+SEPARATOR = " "  # between the process and the storage server's name
 TIMEOUT_S = 1.0  # a process that takes longer is left out
 _HEADS = ("# HELP ", "# TYPE ")
 
@@ -38,13 +42,17 @@ class Scrapes:
         self._elapsed_s = 0.0
         self._page = MetricsPage(self.families)
 
-    async def page(self, storage: StoragePool, gateways: GatewayProcesses) -> bytes:
+    async def page(self, storage: StorageFleet, gateways: GatewayProcesses) -> bytes:
         """The page of now. A process that does not answer within a second is left out."""
         begun_s = time.monotonic()
-        storage_page, gateway_pages = await asyncio.gather(
-            _storage_page(storage), gateways.get("/metrics")
+        storage_pages, gateway_pages = await asyncio.gather(
+            ask_each(storage, GetMetrics(), Metrics, TIMEOUT_S), gateways.get("/metrics")
         )
-        answers = {STORAGE: storage_page, **gateway_pages}
+        answers: dict[str, bytes | ObjectCacheError] = {
+            _label(storage, server): answer.text if isinstance(answer, Metrics) else answer
+            for server, answer in storage_pages.items()
+        }
+        answers |= gateway_pages
         pages: dict[str, bytes] = {}
         for name, answer in answers.items():
             self._up[name] = isinstance(answer, bytes)
@@ -70,28 +78,19 @@ class Scrapes:
             ("scraped",),
             [((name,), self.failures[name]) for name in self._up],
         )
-        yield gauge(
-            "scrape_duration_seconds",
-            "How long it took to collect the last page.",
-            (),
-            alone(self._elapsed_s),
+        yield level(
+            "scrape_duration_seconds", "How long it took to collect the last page.", self._elapsed_s
         )
-        yield counter(
+        yield total(
             "admin_audit_lines_lost_total",
             "Lines of the admin audit log that could not be written.",
-            (),
-            alone(self.audit_lines_lost),
+            self.audit_lines_lost,
         )
 
 
-async def _storage_page(storage: StoragePool) -> bytes | ObjectCacheError:
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            return (await storage.call(GetMetrics(), Metrics)).text
-    except TimeoutError:
-        return ObjectCacheError("the storage server does not answer")
-    except ObjectCacheError as error:
-        return error
+def _label(storage: StorageFleet, server: KnownServer) -> str:
+    """The process, and the server's name behind it where there are several."""
+    return f"{STORAGE}{SEPARATOR}{name_of(server)}" if storage.has_several else STORAGE
 
 
 def merge_pages(pages: Mapping[str, bytes]) -> bytes:
@@ -99,7 +98,8 @@ def merge_pages(pages: Mapping[str, bytes]) -> bytes:
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for process, page in pages.items():
-        label = f'process="{process}"'
+        process, _, server = process.partition(SEPARATOR)
+        label = f'process="{process}"' + (f',server="{server}"' if server else "")
         family, of_family = "", list[str]()
         for line in page.decode().splitlines():
             if line.startswith("#"):

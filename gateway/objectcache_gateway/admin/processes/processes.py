@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
-from objectcache_gateway.storage.storage_connection import StoragePool
+from objectcache_gateway.admin.serving.storage_servers import (
+    ask_each,
+    name_of,
+    named_server,
+    process_of,
+)
+from objectcache_gateway.storage.known_server import KnownServer
+from objectcache_gateway.storage.storage_fleet import StorageFleet
 from objectcache_runtime.logs import set_log_level
 from objectcache_schemas.errors import InvalidRequest, ObjectCacheError
 from objectcache_schemas.messages.handshake import Done
@@ -36,38 +43,53 @@ async def get_health(call: Call[Any, Nothing]) -> HealthReply:
     gateways = gateway_states(await call.reach.gateways.get(GATEWAY_STATE_PATH))
     own = ProcessState(process=ADMIN, ok=True)
     audit_lines_lost = call.reach.audit_log.lost_lines
-    try:
-        health = await call.storage.call(GetHealth(), Health)
-    except ObjectCacheError as error:
-        storage = ProcessState(process=STORAGE, ok=False, message=error.message)
+    answers = await _healths(call.storage)
+    storage = [_state_of(process, answer) for process, answer in answers.items()]
+    processes = (own, *storage, *gateways)
+    healths = [one for one in answers.values() if isinstance(one, Health)]
+    if not healths:
         return HealthReply(
-            status="unavailable",
-            processes=(own, storage, *gateways),
-            audit_lines_lost=audit_lines_lost,
+            status="unavailable", processes=processes, audit_lines_lost=audit_lines_lost
         )
-    storage = ProcessState(
-        process=STORAGE, ok=True, degraded=bool(health.degraded), message=health.degraded
-    )
-    is_degraded = any(one.degraded for one in (storage, *gateways))
+    is_degraded = any(one.degraded for one in (*storage, *gateways))
     return HealthReply(
-        status=_status_of(health, is_degraded=is_degraded),
-        processes=(own, storage, *gateways),
-        engine=health.engine,
-        draining=health.draining,
-        deliveries_in_flight=health.deliveries_in_flight,
-        in_flight_bytes=health.in_flight_bytes,
-        damaged_count=health.damaged_count,
-        flush_failure=health.flush_failure,
+        status=_status_of(healths, is_degraded=is_degraded or len(healths) < len(answers)),
+        processes=processes,
+        engine=healths[0].engine,
+        draining=all(one.draining for one in healths),
+        deliveries_in_flight=sum(one.deliveries_in_flight for one in healths),
+        in_flight_bytes=sum(one.in_flight_bytes for one in healths),
+        damaged_count=sum(one.damaged_count for one in healths),
+        flush_failure=next((one.flush_failure for one in healths if one.flush_failure), ""),
         audit_lines_lost=audit_lines_lost,
     )
 
 
+async def _healths(storage: StorageFleet) -> dict[str, Health | ObjectCacheError]:
+    """How every storage server answers, by the process' name."""
+    if storage.has_several:
+        answers = await ask_each(storage, GetHealth(), Health)
+        return {process_of(storage, server): answer for server, answer in answers.items()}
+    try:
+        return {STORAGE: await storage.call(GetHealth(), Health)}
+    except ObjectCacheError as error:
+        return {STORAGE: error}
+
+
+def _state_of(process: str, answer: Health | ObjectCacheError) -> ProcessState:
+    if isinstance(answer, ObjectCacheError):
+        return ProcessState(process=process, ok=False, message=answer.message)
+    told = "; ".join(filter(None, ("draining" if answer.draining else "", answer.degraded)))
+    return ProcessState(process=process, ok=True, degraded=bool(answer.degraded), message=told)
+
+
 def _status_of(
-    health: Health, *, is_degraded: bool
+    healths: Sequence[Health], *, is_degraded: bool
 ) -> Literal["ok", "degraded", "draining", "read_only"]:
-    if health.draining:
+    """One of several servers that drains, or does not answer, takes nothing from the others."""
+    if all(one.draining for one in healths):
         return "draining"
-    if health.flush_failure:
+    if any(one.flush_failure for one in healths):
         return "read_only"
     return "degraded" if is_degraded else "ok"
 
@@ -75,10 +97,28 @@ def _status_of(
 async def change_drain(call: Call[DrainChange, Nothing]) -> HealthReply:
     """Take no deliveries, bodies and changes, or take them again; those in flight finish.
 
-    Gateways serve on, and their health check says 503, so that a balancer takes them away.
+    Gateways serve on; where no server takes work their health check says 503, so that a balancer
+    takes them away. Raises `InvalidRequest` for the last of several that takes work, unless `last`.
     """
-    await call.storage.call(Drain(draining=call.body.draining), Done)
+    server = named_server(call.storage, call.body.server)
+    if call.body.draining and call.storage.has_several and not call.body.last:
+        await check_not_last(call.storage, server)
+    await server.pool.call(Drain(draining=call.body.draining), Done)
     return await get_health(call)
+
+
+async def check_not_last(storage: StorageFleet, server: KnownServer) -> None:
+    """Raises `InvalidRequest` where no other server takes work and can reach its store."""
+    answers = await ask_each(storage, GetHealth(), Health)
+    for other, answer in answers.items():
+        is_cut_off = other.state is not None and bool(other.state.store_failure)
+        takes_work = isinstance(answer, Health) and not answer.draining and not is_cut_off
+        if other is not server and takes_work:
+            return
+    raise InvalidRequest(
+        f"{name_of(server)} is the last storage server that takes work, and all would be refused: "
+        "undrain another one, or say last (--last) to drain it all the same"
+    )
 
 
 async def change_log_level(call: Call[LogLevel, Nothing]) -> ProcessesReply:
@@ -93,18 +133,18 @@ async def change_log_level(call: Call[LogLevel, Nothing]) -> ProcessesReply:
         set_log_level(level)
         states.append(ProcessState(process=ADMIN, ok=True))
     if asked in (ALL, STORAGE):
-        states.append(await _set_storage_log_level(call.storage, level))
+        answers = await ask_each(call.storage, SetLogLevel(level=level), Done)
+        states += [
+            _told(process_of(call.storage, server), answer) for server, answer in answers.items()
+        ]
     named = tuple(name for name in gateways.names if asked in (ALL, name))
     states += _states(await gateways.put(GATEWAY_LOG_LEVEL_PATH, {"level": level}, named))
     return ProcessesReply(processes=tuple(states))
 
 
-async def _set_storage_log_level(storage: StoragePool, level: str) -> ProcessState:
-    try:
-        await storage.call(SetLogLevel(level=level), Done)
-    except ObjectCacheError as error:
-        return ProcessState(process=STORAGE, ok=False, message=error.message)
-    return ProcessState(process=STORAGE, ok=True)
+def _told(process: str, answer: Done | ObjectCacheError) -> ProcessState:
+    message = answer.message if isinstance(answer, ObjectCacheError) else ""
+    return ProcessState(process=process, ok=not message, message=message)
 
 
 class _Crowded(msgspec.Struct, frozen=True):

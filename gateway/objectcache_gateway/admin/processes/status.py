@@ -16,14 +16,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from aiohttp import web
 
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
-from objectcache_gateway.admin.store.schedule import schedule_reply
+from objectcache_gateway.admin.serving.storage_servers import answers_of
+from objectcache_gateway.admin.store.schedule import joined_schedule, latest_traces, schedule_reply
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.messages.quotas import GetUsage, Usage
 from objectcache_schemas.operators.admin_api import StatusData
 from objectcache_schemas.operators.engine_status import EngineState, GetEngineStatus
 from objectcache_schemas.operators.schedule import GetSchedule, ScheduleState
 from objectcache_schemas.operators.server_state import GetHealth, Health
-from objectcache_schemas.operators.traces import GetTraces, Traces
+from objectcache_schemas.operators.traces import GetTraces
 
 PATH = "/status"
 TRACES_SHOWN = 24
@@ -57,10 +58,10 @@ async def get_data(call: Call[Nothing, Nothing]) -> StatusData:
     """What the page draws: counters, the schedule, and the latest deliveries layer by layer."""
     _check_enabled(call)
     health = await call.storage.call(GetHealth(), Health)
-    schedule = await call.storage.call(GetSchedule(), ScheduleState)
+    schedules = await answers_of(call.storage, GetSchedule(), ScheduleState)
     usage = await call.storage.call(GetUsage(), Usage)
     engine = (await call.storage.call(GetEngineStatus(), EngineState)).status
-    traces = await call.storage.call(GetTraces(limit=TRACES_SHOWN), Traces)
+    traces = await latest_traces(call.storage, GetTraces(limit=TRACES_SHOWN))
     answers = (await call.reach.gateways.get("/metrics")).values()
     pages = [page for page in answers if isinstance(page, bytes)]
     return StatusData(
@@ -72,8 +73,8 @@ async def get_data(call: Call[Nothing, Nothing]) -> StatusData:
         requests=total(pages, "objectcache_requests_total"),
         matched_chunks=total(pages, "objectcache_match_chunks_total", 'result="hit"'),
         missed_chunks=total(pages, "objectcache_match_chunks_total", 'result="miss"'),
-        schedule=schedule_reply(schedule),
-        traces=traces.traces,
+        schedule=schedule_reply(joined_schedule(schedules)),
+        traces=traces,
     )
 
 

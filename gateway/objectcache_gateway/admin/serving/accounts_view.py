@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from objectcache_gateway.storage.storage_connection import StoragePool
+from objectcache_gateway.storage.storage_fleet import StorageFleet
 from objectcache_schemas.accounts import AccessKey, AccountChange, AdminToken, PutUser, User
 from objectcache_schemas.errors import NotFound
 from objectcache_schemas.operators.account_changes import (
@@ -54,7 +54,7 @@ class KnownAccounts:
 class AccountsView:
     """Follows the accounts by asking, and changes them."""
 
-    def __init__(self, storage: StoragePool) -> None:
+    def __init__(self, storage: StorageFleet) -> None:
         self._storage = storage
         self._version = 0  # never one that is known
         self._asking = asyncio.Lock()  # so that an older answer never replaces a newer one

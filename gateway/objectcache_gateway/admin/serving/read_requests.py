@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from objectcache_gateway.admin.serving.routes import Nothing
+from objectcache_gateway.answering.problems import in_words
 from objectcache_gateway.request.addressing import split_target
 from objectcache_gateway.request.request_head import RequestHead
 from objectcache_schemas.errors import InvalidRequest
@@ -55,7 +56,7 @@ def decode_body(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, InvalidRequest, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"body: {in_words(str(error))}") from error
+        raise InvalidRequest(f"body: {in_words(str(error), PATTERN_WORDS)}") from error
 
 
 def decode_query(request: web.Request, kind: type[T]) -> T:
@@ -66,11 +67,4 @@ def decode_query(request: web.Request, kind: type[T]) -> T:
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"query: {in_words(str(error))}") from error
-
-
-def in_words(error: str) -> str:
-    """An error of msgspec's with what a pattern allows in the pattern's place."""
-    for pattern, words in PATTERN_WORDS.items():
-        error = error.replace(f"`str` matching regex {pattern!r}", words)
-    return error
+        raise InvalidRequest(f"query: {in_words(str(error), PATTERN_WORDS)}") from error

@@ -13,7 +13,7 @@ from objectcache_gateway.admin.serving.accounts_view import AccountsView
 from objectcache_gateway.admin.serving.change_audit import ChangeAudit
 from objectcache_gateway.admin.serving.gateway_processes import GatewayProcesses
 from objectcache_gateway.admin.serving.media_types import JSON
-from objectcache_gateway.storage.storage_connection import StoragePool
+from objectcache_gateway.storage.storage_fleet import StorageFleet
 from objectcache_runtime.settings import Settings
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.operators.admin_api import PAGE_ITEMS_MAX, Body
@@ -42,7 +42,7 @@ class Reach:
     """What handlers reach: the storage server, the accounts, the other processes."""
 
     settings: Settings
-    storage: StoragePool
+    storage: StorageFleet
     accounts: AccountsView
     gateways: GatewayProcesses
     root_access_key: str
@@ -62,7 +62,7 @@ class Call(Generic[B, Q]):
     request: web.Request
 
     @property
-    def storage(self) -> StoragePool:
+    def storage(self) -> StorageFleet:
         """The storage server."""
         return self.reach.storage
 

@@ -129,8 +129,9 @@ function drawDeliveries(traces) {
     const name = element("span", "name", `${trace.tenant} ${trace.bucket} ${trace.request_id}`);
     name.title = name.textContent;
     const words = trace.error ? trace.error.code : trace.duration_s === null ? "running" : seconds(trace.duration_s);
+    const decoded = trace.decoded_bytes > trace.payload_bytes ? ` for ${bytes(trace.decoded_bytes)}` : "";
     const figure = element("span", trace.error ? "figure failed" : "figure",
-      `${trace.delivery || trace.path} ${bytes(trace.payload_bytes)}, ${words}`);
+      `${trace.delivery || trace.path} ${bytes(trace.payload_bytes)}${decoded}, ${words}`);
     row.append(name, drawTimeline(trace), figure);
     return row;
   });

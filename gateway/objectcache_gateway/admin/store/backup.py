@@ -14,11 +14,12 @@ import msgspec
 
 from objectcache_gateway.admin.serving.accounts_view import KnownAccounts
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
-from objectcache_gateway.admin.store.buckets import all_buckets, configure_bucket
-from objectcache_gateway.storage.storage_connection import StoragePool
+from objectcache_gateway.admin.store.buckets import all_buckets
+from objectcache_gateway.storage.change_bucket import change_configuration
+from objectcache_gateway.storage.storage_fleet import StorageFleet
 from objectcache_runtime.passphrases import passphrase_key
 from objectcache_schemas.accounts import RebindGrants
-from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest
+from objectcache_schemas.errors import AccessDenied, Conflict, InvalidRequest, Unsupported
 from objectcache_schemas.messages.buckets import CreateBucket, SetLayout, SetPolicy
 from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.operators.account_changes import (
@@ -94,8 +95,11 @@ async def restore(call: Call[RestoreRequest, Nothing]) -> RestoreReply:
             check_empty(await call.accounts.look(), schedule.changes, content.schedule)
         imported = ImportAccounts(passphrase=wanted.passphrase, data=content.accounts)
         await call.storage.call(imported, AccountsChanged)
-        for info in content.buckets:
-            await _restore_bucket(call.storage, info, existing.get(info.name))
+        buckets_plain = [
+            info.name
+            for info in content.buckets
+            if not await _restore_bucket(call.storage, info, existing.get(info.name))
+        ]
         made = {info.name: info.created_s for info in content.buckets}
         await call.accounts.change(RebindGrants(created_s=made))
         await call.storage.call(SetSchedule(changes=content.schedule, reset=True), ScheduleState)
@@ -107,6 +111,7 @@ async def restore(call: Call[RestoreRequest, Nothing]) -> RestoreReply:
         tokens=len(accounts.tokens),
         buckets_created=created,
         buckets_configured=len(content.buckets) - created,
+        buckets_plain=tuple(buckets_plain),
     )
 
 
@@ -151,7 +156,10 @@ def check_buckets(
             )
 
 
-async def _restore_bucket(storage: StoragePool, info: BucketInfo, found: BucketInfo | None) -> None:
+async def _restore_bucket(
+    storage: StorageFleet, info: BucketInfo, found: BucketInfo | None
+) -> bool:
+    """False where the engine has no encodings, and the bucket's policy has one: it is left out."""
     if found is None:
         create = CreateBucket(
             name=info.name,
@@ -164,10 +172,22 @@ async def _restore_bucket(storage: StoragePool, info: BucketInfo, found: BucketI
     configuration = found.configuration if found else info.configuration
     if info.layout is not None:
         await storage.call(SetLayout(bucket=info.name, layout=info.layout), Done)
-    if info.policy != policy:
-        await storage.call(SetPolicy(bucket=info.name, policy=info.policy), Done)
+    is_whole = info.policy == policy or await _set_policy(storage, info)
     if info.configuration != configuration:
-        await configure_bucket(storage, info.name, lambda _: info.configuration)
+        await change_configuration(storage, info.name, lambda _: info.configuration)
+    return is_whole
+
+
+async def _set_policy(storage: StorageFleet, info: BucketInfo) -> bool:
+    try:
+        await storage.call(SetPolicy(bucket=info.name, policy=info.policy), Done)
+    except Unsupported:
+        if info.policy.encoding is None:
+            raise
+        plain = msgspec.structs.replace(info.policy, encoding=None)
+        await storage.call(SetPolicy(bucket=info.name, policy=plain), Done)
+        return False
+    return True
 
 
 ROUTES = (

@@ -9,13 +9,13 @@ import msgspec
 
 from objectcache_gateway.admin.serving.routes import Call, Nothing, Route, changed, page_of
 from objectcache_gateway.request.addressing import check_bucket_name
-from objectcache_gateway.storage.storage_connection import StoragePool
+from objectcache_gateway.storage import change_bucket
+from objectcache_gateway.storage.storage_fleet import StorageFleet
 from objectcache_schemas.accounts import ROOT_USER
 from objectcache_schemas.errors import Conflict, ObjectCacheError
 from objectcache_schemas.messages.buckets import (
     Bucket,
     Buckets,
-    ConfigureBucket,
     CreateBucket,
     DeleteBucket,
     GetBucket,
@@ -39,15 +39,13 @@ from objectcache_schemas.operators.admin_api import (
 )
 from objectcache_schemas.records import BucketConfiguration, BucketInfo, BucketPolicy, Quota
 
-CHANGE_ATTEMPTS_MAX = 5  # each fails only because somebody else's change has succeeded
 
-
-async def bucket_info(storage: StoragePool, name: str) -> BucketInfo:
+async def bucket_info(storage: StorageFleet, name: str) -> BucketInfo:
     """The bucket; raises `NotFound`."""
     return (await storage.call(GetBucket(name=name), Bucket)).info
 
 
-async def all_buckets(storage: StoragePool) -> dict[str, BucketInfo]:
+async def all_buckets(storage: StorageFleet) -> dict[str, BucketInfo]:
     """All buckets by name."""
     found: dict[str, BucketInfo] = {}
     after: str | None = ""
@@ -59,7 +57,7 @@ async def all_buckets(storage: StoragePool) -> dict[str, BucketInfo]:
     return found
 
 
-async def usage_of(storage: StoragePool, bucket: str = "") -> dict[str, BucketUsage]:
+async def usage_of(storage: StorageFleet, bucket: str = "") -> dict[str, BucketUsage]:
     """What buckets hold, by name."""
     usage = await storage.call(GetUsage(bucket=bucket), Usage)
     return {one.bucket: one for one in usage.buckets}
@@ -68,15 +66,11 @@ async def usage_of(storage: StoragePool, bucket: str = "") -> dict[str, BucketUs
 def bucket_view(info: BucketInfo, usage: BucketUsage | None) -> BucketView:
     """A bucket as the API shows it."""
     return BucketView(
-        name=info.name,
-        owner=info.owner,
-        region=info.region,
-        created_s=info.created_s,
-        layout=info.layout,
-        policy=info.policy,
-        configuration=info.configuration,
+        **msgspec.structs.asdict(info),
         object_count=usage.object_count if usage else 0,
         stored_bytes=usage.stored_bytes if usage else 0,
+        encoded_bytes=usage.encoded_bytes if usage else 0,
+        decoded_bytes=usage.decoded_bytes if usage else 0,
     )
 
 
@@ -94,7 +88,7 @@ async def list_buckets(call: Call[Nothing, BucketChoice]) -> BucketList:
     return BucketList(buckets=views, next_after=next_after)
 
 
-async def _view(storage: StoragePool, name: str) -> BucketView:
+async def _view(storage: StorageFleet, name: str) -> BucketView:
     info = await bucket_info(storage, name)
     return bucket_view(info, (await usage_of(storage, name)).get(name))
 
@@ -165,30 +159,7 @@ async def get_quota(call: Call[Nothing, Nothing]) -> Quota:
 async def _configure(
     call: Call[Any, Any], change: Callable[[BucketConfiguration], BucketConfiguration]
 ) -> BucketConfiguration:
-    return await configure_bucket(call.storage, call.names["bucket"], change)
-
-
-async def configure_bucket(
-    storage: StoragePool,
-    name: str,
-    change: Callable[[BucketConfiguration], BucketConfiguration],
-) -> BucketConfiguration:
-    """Replace a bucket's configuration by what `change` makes of it, whoever changes it meanwhile.
-
-    Raises `NotFound`, and `Conflict` (OperationAborted) where others change it all the time.
-    """
-    for attempt in range(1, CHANGE_ATTEMPTS_MAX + 1):
-        seen = (await bucket_info(storage, name)).configuration
-        made = change(seen)
-        try:
-            request = ConfigureBucket(name=name, configuration=made, replaces=seen)
-            await storage.call(request, Done)
-        except Conflict as error:
-            if error.code != "OperationAborted" or attempt == CHANGE_ATTEMPTS_MAX:
-                raise
-        else:
-            return made
-    raise AssertionError("the last attempt returns or raises")
+    return await change_bucket.change_configuration(call.storage, call.names["bucket"], change)
 
 
 async def pin(call: Call[Pins, Nothing]) -> PinsReply:

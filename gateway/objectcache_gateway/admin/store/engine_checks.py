@@ -1,4 +1,4 @@
-"""The engine: its state, and checks of the store."""
+"""The engine: its state, checks of the store, and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,20 +12,40 @@ from objectcache_gateway.admin.serving.routes import Call, Nothing, Route
 from objectcache_gateway.storage.storage_connection import StorageConnection
 from objectcache_schemas.errors import ObjectCacheError
 from objectcache_schemas.messages.message import Message
-from objectcache_schemas.operators.admin_api import CheckChoice, CheckLine, Problem
+from objectcache_schemas.operators.admin_api import (
+    CHECKPOINT_TIMEOUT_S,
+    CheckChoice,
+    CheckLine,
+    CheckpointView,
+    Problem,
+)
 from objectcache_schemas.operators.engine_status import (
     CheckEnded,
     CheckEngine,
+    CheckpointTaken,
     CheckProgress,
     EngineState,
     EngineStatus,
     GetEngineStatus,
+    TakeCheckpoint,
 )
 
 
 async def get_engine(call: Call[Nothing, Nothing]) -> EngineStatus:
     """The engine's state."""
     return (await call.storage.call(GetEngineStatus(), EngineState)).status
+
+
+async def take_checkpoint(call: Call[Nothing, Nothing]) -> CheckpointView:
+    """Take a checkpoint of a shared store's index, at one of its servers."""
+    connection = await call.storage.connect()
+    try:
+        taken = await connection.ask(
+            TakeCheckpoint(), CheckpointTaken, timeout_s=CHECKPOINT_TIMEOUT_S
+        )
+    finally:
+        connection.close()
+    return CheckpointView(number=taken.number, size_bytes=taken.size_bytes, taken_s=taken.taken_s)
 
 
 async def check(call: Call[CheckChoice, Nothing]) -> web.StreamResponse:
@@ -80,5 +100,9 @@ ROUTES = (
         *("POST", "/v1/checks", "engine:write", "Check the store, a line for each step", check),
         *(CheckLine, CheckChoice),
         content_type=NDJSON,
+    ),
+    Route(
+        *("POST", "/v1/checkpoints", "engine:write", "Take a checkpoint of a shared store"),
+        *(take_checkpoint, CheckpointView),
     ),
 )

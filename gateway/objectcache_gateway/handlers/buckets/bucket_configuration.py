@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from objectcache_gateway.answering.http_exchange import Exchange
-from objectcache_gateway.handlers.buckets.buckets import get_bucket
-from objectcache_schemas.errors import Conflict
-from objectcache_schemas.messages.buckets import ConfigureBucket
-from objectcache_schemas.messages.handshake import Done
-from objectcache_schemas.records import BucketConfiguration
-
-CHANGE_ATTEMPTS_MAX = 5  # each fails only because somebody else's has succeeded
+from objectcache_gateway.storage.change_bucket import change_configuration
 
 
-async def change_configuration(
-    exchange: Exchange, change: Callable[[BucketConfiguration], BucketConfiguration]
-) -> None:
-    """Replace the configuration of the request's bucket by what `change` makes of it.
-
-    Raises `NotFound` (NoSuchBucket), and `Conflict` (OperationAborted) where others change it all
-    the time.
-    """
-    for attempt in range(1, CHANGE_ATTEMPTS_MAX + 1):
-        seen = (await get_bucket(exchange)).configuration
-        request = ConfigureBucket(name=exchange.bucket, configuration=change(seen), replaces=seen)
-        try:
-            await exchange.storage.call(request, Done)
-        except Conflict as error:
-            if error.code != "OperationAborted" or attempt == CHANGE_ATTEMPTS_MAX:
-                raise
-        else:
-            return
+async def configure(exchange: Exchange, **changes: Any) -> None:
+    """Change these fields of the request's bucket. Raises as `change_configuration`."""
+    await change_configuration(
+        exchange.storage, exchange.bucket, lambda seen: msgspec.structs.replace(seen, **changes)
+    )

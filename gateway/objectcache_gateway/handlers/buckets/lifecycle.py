@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
 from aiohttp import web
 
 from objectcache_gateway.answering.http_exchange import Exchange
-from objectcache_gateway.handlers.buckets.bucket_configuration import change_configuration
+from objectcache_gateway.handlers.buckets.bucket_configuration import configure
 from objectcache_gateway.handlers.buckets.buckets import get_bucket
 from objectcache_gateway.xml.lifecycle_xml import (
     LIFECYCLE_BYTES_MAX,
@@ -29,13 +28,11 @@ async def put_lifecycle(exchange: Exchange) -> web.StreamResponse:
     """PutBucketLifecycleConfiguration: the rules replace those before."""
     body = await exchange.read_xml(LIFECYCLE_BYTES_MAX)
     rules = await parse_apart(parse_lifecycle, body)
-    await change_configuration(
-        exchange, lambda seen: msgspec.structs.replace(seen, lifecycle=rules)
-    )
+    await configure(exchange, lifecycle=rules)
     return exchange.empty()
 
 
 async def delete_lifecycle(exchange: Exchange) -> web.StreamResponse:
     """DeleteBucketLifecycle; without rules it is a success."""
-    await change_configuration(exchange, lambda seen: msgspec.structs.replace(seen, lifecycle=()))
+    await configure(exchange, lifecycle=())
     return exchange.empty(204)

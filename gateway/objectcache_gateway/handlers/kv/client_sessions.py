@@ -16,7 +16,9 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from objectcache_gateway.answering.http_exchange import Exchange
 from objectcache_gateway.connections.client_socket import cut, give_up_after, read_little
+from objectcache_gateway.handlers.kv.known_servers import wanted_server
 from objectcache_gateway.storage.storage_connection import StorageConnection
+from objectcache_gateway.storage.storage_fleet import nobody
 from objectcache_runtime.first_of import end, first_done
 from objectcache_runtime.shares.message_pace import MessagePace
 from objectcache_schemas import headers
@@ -53,12 +55,10 @@ async def join_session(exchange: Exchange) -> web.StreamResponse:
             "the WebSocket upgrade makes no sense: Sec-WebSocket-Version must be 13, "
             "Sec-WebSocket-Key 16 bytes in base64"
         )
-    connection = await exchange.storage.connect()
+    join = JoinForClient(identity=exchange.identity, access_key=exchange.authenticated.access_key)
+    prefer = wanted_server(exchange, nobody)
+    connection = await exchange.storage.connect_with(join, SessionJoined, prefer)
     try:
-        join = JoinForClient(
-            identity=exchange.identity, access_key=exchange.authenticated.access_key
-        )
-        await connection.ask(join, SessionJoined)
         joined.headers.update(exchange.base_headers)
         exchange.leave_flight()
         await exchange.start(joined)

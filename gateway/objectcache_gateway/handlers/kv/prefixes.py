@@ -13,11 +13,14 @@ from objectcache_gateway.answering.body_into_put import abort_put, decoded
 from objectcache_gateway.answering.body_to_client import send_body
 from objectcache_gateway.answering.http_exchange import Exchange, PrefixMatch
 from objectcache_gateway.bodies.body import BodyDecoder
+from objectcache_gateway.bodies.descriptor_body import bounded_descriptor, descriptor_too_large
 from objectcache_gateway.buffer_path.leased_target import leased_target
 from objectcache_gateway.handlers.buckets.buckets import get_bucket
+from objectcache_gateway.handlers.kv.known_servers import wanted_server
 from objectcache_gateway.handlers.kv.read_passes import read_pass
 from objectcache_gateway.request.delivery_headers import client_seconds, forced_path, traceparent
-from objectcache_gateway.storage.storage_connection import StorageConnection, StorageConversation
+from objectcache_gateway.storage.storage_connection import StorageConnection
+from objectcache_gateway.storage.storage_pool import StorageConversation
 from objectcache_schemas import headers
 from objectcache_schemas.accounts import Access
 from objectcache_schemas.compute_windows import WindowSource
@@ -213,6 +216,10 @@ def delivery_headers(accepted: DeliveryAccepted) -> dict[str, str]:
         named[headers.TRANSPORT] = accepted.transport
     if accepted.window_source not in _NO_WINDOW:
         named[headers.WINDOW_SOURCE] = accepted.window_source
+    if accepted.content:
+        named[headers.CONTENT] = accepted.content
+    if accepted.directory_bytes:
+        named[headers.DIRECTORY_BYTES] = str(accepted.directory_bytes)
     return named
 
 
@@ -247,11 +254,12 @@ async def get_layout(exchange: Exchange) -> web.StreamResponse:
 
 
 async def create_session(exchange: Exchange) -> web.StreamResponse:
-    """A ticket with which a client on the storage server's host joins its target socket."""
+    """A ticket with which a client on a storage server's host joins its target socket."""
     request = CreateSession(
         identity=exchange.identity, access_key=exchange.authenticated.access_key
     )
-    ticket = await exchange.storage.call(request, SessionTicket)
+    prefer = wanted_server(exchange)
+    ticket = await exchange.storage.call(request, SessionTicket, prefer=prefer)
     body = Ticket(
         v=DESCRIPTOR_VERSION,
         ticket=ticket.ticket,
@@ -267,20 +275,9 @@ def _msgpack(exchange: Exchange, body: msgspec.Struct) -> web.Response:
 
 
 async def _read_descriptor_body(exchange: Exchange) -> bytes:
-    bytes_max = exchange.settings.limits.descriptor_bytes_max
-    try:
-        return await exchange.read_body(exchange.decoder(bytes_max))
-    except InvalidRequest as error:
-        if error.code != "EntityTooLarge":
-            raise
-        raise _descriptor_too_large(bytes_max) from error
-
-
-def _descriptor_too_large(bytes_max: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"the descriptor is over limits.descriptor_bytes_max, {bytes_max} bytes",
-        code="DescriptorTooLarge",
-    )
+    limits = exchange.settings.limits
+    with bounded_descriptor(limits):
+        return await exchange.read_body(exchange.decoder(limits.descriptor_bytes_max))
 
 
 # --- put -----------------------------------------------------------------------------------------
@@ -319,7 +316,7 @@ class PutHead:
                 self._parse()
         self._payload_left_bytes -= len(view)
         if self._payload_left_bytes < 0:
-            raise self._wrong_length()
+            raise self._wrong_length("more than")
         return view
 
     @property
@@ -335,14 +332,14 @@ class PutHead:
     def finish(self) -> None:
         """Raise `InvalidRequest` (IncompleteBody) unless all of the payload came."""
         if self.descriptor is None or self._payload_left_bytes:
-            raise self._wrong_length()
+            raise self._wrong_length("less than")
 
     def _wanted_bytes(self) -> int:
         if len(self._collected) < LENGTH.size:
             return LENGTH.size
         (length_bytes,) = LENGTH.unpack_from(self._collected)
         if length_bytes > self._limits.descriptor_bytes_max:
-            raise _descriptor_too_large(self._limits.descriptor_bytes_max)
+            raise descriptor_too_large(self._limits)
         if length_bytes == 0:
             raise InvalidRequest("the descriptor is empty", code="InvalidDescriptor")
         return LENGTH.size + int(length_bytes)
@@ -351,21 +348,26 @@ class PutHead:
         self.descriptor_bytes = bytes(memoryview(self._collected)[LENGTH.size :])
         descriptor = Descriptor.from_bytes(self.descriptor_bytes, self._limits, of_put=True)
         if descriptor.rdma_target is None:
-            self._payload_left_bytes = descriptor.payload_bytes(len(descriptor.chunk_keys))
+            self._payload_left_bytes = descriptor.put_bytes
         self.descriptor = descriptor
         whole_bytes = len(self._collected) + self._payload_left_bytes
         if self._announced_bytes not in (None, whole_bytes):
             raise InvalidRequest(
                 f"the body must have {whole_bytes} bytes: 4, the descriptor and, without an "
-                f"rdma_target, chunks x layers x per_layer_chunk_bytes; "
+                f"rdma_target, encoded_bytes or chunks x layers x per_layer_chunk_bytes; "
                 f"{self._announced_bytes} are announced",
                 code="IncompleteBody",
             )
 
-    def _wrong_length(self) -> InvalidRequest:
+    def _wrong_length(self, came: str) -> InvalidRequest:
+        """Of a body whose length was not announced."""
+        wanted = "4 bytes of length and the descriptor"
+        if self.descriptor is not None:
+            payload_bytes = self.descriptor.put_bytes if self.has_payload else 0
+            wanted += f", {len(self._collected)} bytes, and a payload of {payload_bytes}"
         return InvalidRequest(
-            "the body must be 4 bytes of length, the descriptor, and, without an rdma_target, "
-            "chunks x layers x per_layer_chunk_bytes of payload",
+            f"the body has {came} it must have: {wanted}; the payload is, without an rdma_target, "
+            "encoded_bytes or chunks x layers x per_layer_chunk_bytes",
             code="IncompleteBody",
         )
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from objectcache_gateway.access.acl import canned
 from objectcache_gateway.access.acl_xml import acl_document, parse_acl
 from objectcache_gateway.answering.http_exchange import Exchange
-from objectcache_gateway.handlers.buckets.bucket_configuration import change_configuration
+from objectcache_gateway.handlers.buckets.bucket_configuration import configure
 from objectcache_gateway.handlers.buckets.buckets import get_bucket
 from objectcache_gateway.handlers.objects.attribute_changes import change_attributes
 from objectcache_gateway.handlers.objects.objects import stat_object
@@ -34,7 +34,7 @@ async def put_bucket_acl(exchange: Exchange) -> web.StreamResponse:
     """PutBucketAcl, by a canned name or an AccessControlPolicy."""
     owner = (await get_bucket(exchange)).owner
     grants = await _asked_grants(exchange, owner)
-    await change_configuration(exchange, lambda seen: msgspec.structs.replace(seen, acl=grants))
+    await configure(exchange, acl=grants)
     return exchange.empty()
 
 

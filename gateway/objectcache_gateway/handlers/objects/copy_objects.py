@@ -55,7 +55,7 @@ def copied_attributes(head: RequestHead, source: ObjectInfo) -> ObjectAttributes
     what was said of parts does not. Tags have a directive of their own. Whose the copy is, and what
     others may, is not the source's matter.
     """
-    replaced = attributes_of(head) if replaces_metadata(head) else source.attributes
+    replaced = attributes_of(head) if replaces(head, "metadata") else source.attributes
     is_whole = source.attributes.checksum_type == FULL_OBJECT
     return msgspec.structs.replace(
         replaced,
@@ -63,32 +63,29 @@ def copied_attributes(head: RequestHead, source: ObjectInfo) -> ObjectAttributes
         checksum_type=FULL_OBJECT if is_whole else None,
         part_sizes_bytes=(),
         part_checksums=(),
-        tags=tags_of_header(head) if replaces_tags(head) else source.attributes.tags,
+        tags=tags_of_header(head) if replaces(head, "tagging") else source.attributes.tags,
         owner="",
         acl=(),
     )
 
 
-def replaces_tags(head: RequestHead) -> bool:
-    """Whether the tagging directive is REPLACE; raises `InvalidRequest` for an unknown one."""
-    directive = head.header("x-amz-tagging-directive") or "COPY"
+def replaces(head: RequestHead, what: str) -> bool:
+    """Whether the directive of "metadata" or "tagging" is REPLACE; raises `InvalidRequest` for an
+    unknown one.
+    """
+    name = f"x-amz-{what}-directive"
+    directive = head.header(name) or "COPY"
     if directive not in ("COPY", "REPLACE"):
-        raise InvalidRequest("x-amz-tagging-directive must be COPY or REPLACE")
-    return directive == "REPLACE"
-
-
-def replaces_metadata(head: RequestHead) -> bool:
-    """Whether the metadata directive is REPLACE; raises `InvalidRequest` for an unknown one."""
-    directive = head.header("x-amz-metadata-directive") or "COPY"
-    if directive not in ("COPY", "REPLACE"):
-        raise InvalidRequest("x-amz-metadata-directive must be COPY or REPLACE")
+        raise InvalidRequest(f"{name} must be COPY or REPLACE")
     return directive == "REPLACE"
 
 
 async def copy_object(exchange: Exchange) -> web.StreamResponse:
-    """CopyObject. `source_etag` pins what the conditions were checked on."""
+    """CopyObject. `source_etag` names what the conditions were checked on."""
     address, source = await _source(exchange)
-    if address == Address(exchange.bucket, exchange.key) and not replaces_metadata(exchange.head):
+    if address == Address(exchange.bucket, exchange.key) and not replaces(
+        exchange.head, "metadata"
+    ):
         raise InvalidRequest(
             "a copy onto itself needs x-amz-metadata-directive: REPLACE", code="InvalidRequest"
         )

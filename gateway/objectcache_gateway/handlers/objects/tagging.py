@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from objectcache_gateway.answering.http_exchange import Exchange
-from objectcache_gateway.handlers.buckets.bucket_configuration import change_configuration
+from objectcache_gateway.handlers.buckets.bucket_configuration import configure
 from objectcache_gateway.handlers.buckets.buckets import get_bucket
 from objectcache_gateway.handlers.objects.attribute_changes import change_attributes
 from objectcache_gateway.handlers.objects.objects import stat_object
@@ -48,13 +48,13 @@ async def get_bucket_tags(exchange: Exchange) -> web.StreamResponse:
 async def put_bucket_tags(exchange: Exchange) -> web.StreamResponse:
     """PutBucketTagging: the tags replace those before."""
     tags = await _read_tags(exchange, BUCKET_TAGS_MAX)
-    await change_configuration(exchange, lambda seen: msgspec.structs.replace(seen, tags=tags))
+    await configure(exchange, tags=tags)
     return exchange.empty(204)
 
 
 async def delete_bucket_tags(exchange: Exchange) -> web.StreamResponse:
     """DeleteBucketTagging; without tags it is a success."""
-    await change_configuration(exchange, lambda seen: msgspec.structs.replace(seen, tags={}))
+    await configure(exchange, tags={})
     return exchange.empty(204)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -11,6 +13,8 @@ from objectcache_runtime.amounts import NONE, parse_size_bytes, size_text
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.operators.admin_api import AMOUNT_MAX, QuotaChange
 from objectcache_schemas.records import Quota
+
+T = TypeVar("T")
 
 REQUESTS_PER_S_MAX = 1e9
 
@@ -33,7 +37,7 @@ def quota_change(flags: QuotaFlags) -> QuotaChange:
         "object_count": _count("--objects", flags.objects),
         "requests_per_s": _rate("--requests", flags.requests),
         "in_flight_bytes": _size("--in-flight", flags.in_flight),
-        "deliveries": _count("--deliveries", flags.deliveries),
+        "deliveries": _deliveries("--deliveries", flags.deliveries),
     }
     if all(value is msgspec.UNSET for value in values.values()):
         raise InvalidRequest(
@@ -43,38 +47,48 @@ def quota_change(flags: QuotaFlags) -> QuotaChange:
 
 
 def _size(flag: str, text: str | None) -> int | msgspec.UnsetType | None:
-    if text is None:
-        return msgspec.UNSET
-    if text.lower() == NONE:
-        return None
-    try:
-        return parse_size_bytes(text)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{flag}: {error.message}, or {NONE}") from error
+    return msgspec.UNSET if text is None else amount_or_none(flag, parse_size_bytes, text)
 
 
 def _count(flag: str, text: str | None) -> int | msgspec.UnsetType | None:
-    if text is None:
-        return msgspec.UNSET
-    if text.lower() == NONE:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= AMOUNT_MAX):
-        raise InvalidRequest(f"{flag}: {text!r} is no whole number, or {NONE}")
-    return int(text)
+    return msgspec.UNSET if text is None else amount_or_none(flag, _whole_number, text)
+
+
+def _deliveries(flag: str, text: str | None) -> int | msgspec.UnsetType | None:
+    number = _count(flag, text)
+    if number == 0:
+        raise InvalidRequest(f"{flag}: 0 would have every get tried again for ever; give 1 or more")
+    return number
 
 
 def _rate(flag: str, text: str | None) -> float | msgspec.UnsetType | None:
-    if text is None:
-        return msgspec.UNSET
-    if text.lower() == NONE:
-        return None
+    return msgspec.UNSET if text is None else amount_or_none(flag, _requests_per_s, text)
+
+
+def _whole_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= AMOUNT_MAX):
+        raise InvalidRequest(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _requests_per_s(text: str) -> float:
     try:
         rate = float(text)
     except ValueError:
         rate = math.nan
     if not 0 < rate <= REQUESTS_PER_S_MAX:
-        raise InvalidRequest(f"{flag}: {text!r} is no number of requests a second, or {NONE}")
+        raise InvalidRequest(f"{text!r} is no number of requests a second")
     return rate
+
+
+def amount_or_none(flag: str, parse: Callable[[str], T], text: str) -> T | None:
+    """What a flag gives; None for "none". Raises `InvalidRequest` naming the flag."""
+    if text.lower() == NONE:
+        return None
+    try:
+        return parse(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{flag}: {error.message}, or {NONE}") from error
 
 
 def quota_lines(quota: Quota) -> list[str]:

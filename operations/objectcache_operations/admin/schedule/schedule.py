@@ -33,9 +33,7 @@ Rate = Annotated[str, typer.Argument(metavar="RATE|none", show_default=False)]
 
 @schedule_app.command()
 @on_server
-def show(
-    server: Server,
-) -> None:
+def show(server: Server) -> None:
     """Show the schedule in force, the rate, and the deliveries under way."""
     from objectcache_operations.admin.schedule.schedule_view import schedule_view
     from objectcache_schemas.operators.schedule import ScheduleState
@@ -50,17 +48,9 @@ def show(
 
 @schedule_app.command(context_settings=AMOUNT)
 @on_server
-def set_cap(
-    server: Server,
-    cap: Rate,
-) -> None:
+def set_cap(server: Server, cap: Rate) -> None:
     """Bound the rate of all deliveries together, such as 50Gbps or 6GB/s."""
-    from objectcache_operations.admin.schedule.schedule_flags import cap_gbps_of
-    from objectcache_schemas.operators.schedule import ScheduleChanges
-
-    with errors_end_the_command():
-        changes = ScheduleChanges(cap_gbps=cap_gbps_of(cap))
-    _change(server, changes)
+    _set(server, "cap_gbps", cap)
 
 
 @schedule_app.command()
@@ -70,27 +60,14 @@ def set_policy(
     name: Annotated[str, typer.Argument(metavar="POLICY", show_default=False)],
 ) -> None:
     """Choose how layerwise deliveries share the link, such as stall_dynamic or equal."""
-    from objectcache_operations.admin.schedule.schedule_flags import policy_of
-    from objectcache_schemas.operators.schedule import ScheduleChanges
-
-    with errors_end_the_command():
-        changes = ScheduleChanges(policy=policy_of(name))
-    _change(server, changes)
+    _set(server, "policy", name)
 
 
 @schedule_app.command(context_settings=AMOUNT)
 @on_server
-def set_margin(
-    server: Server,
-    margin: Rate,
-) -> None:
+def set_margin(server: Server, margin: Rate) -> None:
     """Choose what calibrated_stall_opt adds to a delivery's rate, such as 5Gbps."""
-    from objectcache_operations.admin.schedule.schedule_flags import rate_gbps_of
-    from objectcache_schemas.operators.schedule import ScheduleChanges
-
-    with errors_end_the_command():
-        changes = ScheduleChanges(margin_gbps=rate_gbps_of(margin))
-    _change(server, changes)
+    _set(server, "margin_gbps", margin)
 
 
 @schedule_app.command(context_settings=AMOUNT)
@@ -100,12 +77,7 @@ def set_epoch(
     epoch: Annotated[str, typer.Argument(metavar="TIME", show_default=False)],
 ) -> None:
     """Choose the time between two divisions by policies that assign rates, such as 10ms."""
-    from objectcache_operations.admin.schedule.schedule_flags import epoch_s_of
-    from objectcache_schemas.operators.schedule import ScheduleChanges
-
-    with errors_end_the_command():
-        changes = ScheduleChanges(epoch_s=epoch_s_of(epoch))
-    _change(server, changes)
+    _set(server, "epoch_s", epoch)
 
 
 @schedule_app.command()
@@ -115,12 +87,7 @@ def set_rates(
     hold: Annotated[str, typer.Argument(metavar="every_epoch|for_life", show_default=False)],
 ) -> None:
     """Choose how long an assigned rate holds: worked out every epoch, or for a delivery's life."""
-    from objectcache_operations.admin.schedule.schedule_flags import rates_of
-    from objectcache_schemas.operators.schedule import ScheduleChanges
-
-    with errors_end_the_command():
-        changes = ScheduleChanges(rates=rates_of(hold))
-    _change(server, changes)
+    _set(server, "rates", hold)
 
 
 @schedule_app.command(context_settings=AMOUNT)
@@ -130,12 +97,7 @@ def set_threshold(
     threshold: Annotated[str, typer.Argument(metavar="SIZE|none", show_default=False)],
 ) -> None:
     """Choose the payload from which delivery: auto is layerwise, such as 512MiB."""
-    from objectcache_operations.admin.schedule.schedule_flags import threshold_bytes_of
-    from objectcache_schemas.operators.schedule import ScheduleChanges
-
-    with errors_end_the_command():
-        changes = ScheduleChanges(layerwise_threshold_bytes=threshold_bytes_of(threshold))
-    _change(server, changes)
+    _set(server, "layerwise_threshold_bytes", threshold)
 
 
 @schedule_app.command()
@@ -183,13 +145,20 @@ def tenant(
 
 @schedule_app.command()
 @on_server
-def reset(
-    server: Server,
-) -> None:
+def reset(server: Server) -> None:
     """Forget all changes, the tenants' shares too: the settings hold again."""
     from objectcache_schemas.operators.schedule import ScheduleChanges
 
     _change(server, ScheduleChanges(), reset=True)
+
+
+def _set(server: Server, field: str, written: str) -> None:
+    """Change one field of the schedule to what an operator wrote."""
+    from objectcache_operations.admin.schedule.schedule_flags import change_of
+
+    with errors_end_the_command():
+        changes = change_of(field, written)
+    _change(server, changes)
 
 
 def _change(server: Server, changes: ScheduleChanges, reset: bool = False) -> None:

@@ -6,6 +6,7 @@ Everything raises `InvalidRequest` that names what was written and what is allow
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from objectcache_runtime.amounts import (
 )
 from objectcache_schemas.errors import InvalidRequest
 from objectcache_schemas.limits import CAP_GBPS_MAX, CAP_GBPS_MIN
-from objectcache_schemas.operators.schedule import TenantShare
+from objectcache_schemas.operators.schedule import ScheduleChanges, TenantShare
 from objectcache_schemas.policy_names import POLICIES, RATES, PolicyName, RatesName
 
 EPOCH_MIN_S, EPOCH_MAX_S = 0.001, 10.0
@@ -55,7 +56,9 @@ def rates_of(text: str) -> RatesName:
 
 
 def cap_gbps_of(text: str) -> float:
-    """A cap; 0 for none."""
+    """A cap; 0 for none, which a plain 0 is too, as in scheduler.cap_gbps."""
+    if text == "0":
+        return 0.0
     cap_gbps = rate_gbps_of(text)
     if 0 < cap_gbps < CAP_GBPS_MIN:
         raise InvalidRequest(
@@ -94,6 +97,21 @@ def threshold_bytes_of(text: str) -> int:
         return parse_size_bytes(text)
     except InvalidRequest as error:
         raise _or_none(error) from error
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "policy": policy_of,
+    "cap_gbps": cap_gbps_of,
+    "margin_gbps": rate_gbps_of,
+    "epoch_s": epoch_s_of,
+    "rates": rates_of,
+    "layerwise_threshold_bytes": threshold_bytes_of,
+}
+
+
+def change_of(field: str, written: str) -> ScheduleChanges:
+    """The change of one field."""
+    return ScheduleChanges(**{field: _READERS[field](written)})
 
 
 def share_changes_of(flags: TenantFlags) -> dict[str, Any]:

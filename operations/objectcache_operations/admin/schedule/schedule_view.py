@@ -9,10 +9,18 @@ from rich.table import Table
 from rich.text import Text
 
 from objectcache_operations.admin.printable import printable, window_source_text
-from objectcache_runtime.amounts import NONE, duration_text, gbps_text, share_text, size_text
+from objectcache_operations.admin.tables import facts_of
+from objectcache_runtime.amounts import (
+    NONE,
+    duration_text,
+    gbps_text,
+    share_text,
+    size_text,
+)
 from objectcache_schemas.operators.schedule import (
     ScheduleConfiguration,
     ScheduledDelivery,
+    ScheduledNic,
     ScheduleState,
     TenantShare,
 )
@@ -23,7 +31,9 @@ VALUE_CELLS = 20
 
 def schedule_view(state: ScheduleState) -> RenderableType:
     """All of it: what is in force, what is delivered, and who waits."""
-    parts: list[RenderableType] = [configuration_view(state), _facts(_now(state))]
+    parts: list[RenderableType] = [configuration_view(state), facts_of(_now(state), NAME_CELLS)]
+    if state.nics:
+        parts.append(_nics_table(state.nics))
     if state.deliveries:
         parts.append(_deliveries_table(state.deliveries))
     return Group(*parts)
@@ -34,7 +44,8 @@ def configuration_view(state: ScheduleState) -> RenderableType:
     changed = {
         name for name in state.changes.__struct_fields__ if getattr(state.changes, name) is not None
     }
-    table = _grid()
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=NAME_CELLS)
     table.add_column(min_width=VALUE_CELLS)
     table.add_column()
     for field, name, value in _values(state.configuration):
@@ -73,20 +84,43 @@ def _tenants_table(tenants: dict[str, TenantShare]) -> Table:
     return table
 
 
+def _nics_table(nics: tuple[ScheduledNic, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("NIC", overflow="fold")
+    table.add_column("tenant", overflow="fold")
+    for name in ("carries", "now", "queued", "deliveries", "held"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in nics:
+        table.add_row(
+            Text(printable(one.nic)),
+            Text(printable(one.tenant)),
+            "not known" if one.nic_bytes_per_s is None else _bytes_rate(one.nic_bytes_per_s),
+            _bytes_rate(one.achieved_bytes_per_s),
+            size_text(one.queued_bytes),
+            f"{one.deliveries:,}",
+            f"{one.held:,}",
+        )
+    return table
+
+
 def _deliveries_table(deliveries: tuple[ScheduledDelivery, ...]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("delivery", overflow="fold")
-    table.add_column("tenant", overflow="fold")
-    for name in ("window", "rate", "sent", "layer", "age"):
+    names_nics = any(one.nic for one in deliveries)
+    for name in ("delivery", "tenant", *(["NIC"] if names_nics else [])):
+        table.add_column(name, overflow="fold")
+    are_encoded = any(one.decoded_bytes > one.payload_bytes for one in deliveries)
+    for name in ("window", "rate", "sent", *(["decoded"] if are_encoded else []), "layer", "age"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in deliveries:
         rate_bytes_per_s = one.rate_bytes_per_s
         table.add_row(
             Text(printable(one.request_id)),
             Text(printable(one.tenant)),
+            *([Text(printable(one.nic) or "-")] if names_nics else []),
             _window(one),
             "-" if rate_bytes_per_s is None else _bytes_rate(rate_bytes_per_s),
             share_text(one.sent_bytes, one.payload_bytes),
+            *([size_text(one.decoded_bytes)] if are_encoded else []),
             f"{one.next_layer}/{one.num_layers}" if one.pooled else "-",
             duration_text(one.age_s),
         )
@@ -97,20 +131,6 @@ def _window(one: ScheduledDelivery) -> str:
     if one.compute_window_s is None:
         return "-"
     return f"{duration_text(one.compute_window_s)} {window_source_text(one.window_source)}"
-
-
-def _facts(rows: Iterator[tuple[str, str]]) -> Table:
-    table = _grid()
-    table.add_column()
-    for name, fact in rows:
-        table.add_row(Text(name, style="bold"), Text(fact))
-    return table
-
-
-def _grid() -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=NAME_CELLS)
-    return table
 
 
 def _gbps(rate_gbps: float) -> str:

@@ -8,11 +8,20 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from objectcache_operations.admin.tables import table_of
-from objectcache_runtime.amounts import duration_text, rate_text, share_text, size_text
+from objectcache_runtime.amounts import (
+    duration_text,
+    payload_text,
+    rate_text,
+    share_text,
+    size_text,
+)
 from objectcache_schemas.operators.admin_api import DeliveriesReply
 
 ROWS_MAX = 100
-COLUMNS = ("delivery", "tenant", "sent", "of", "rate", "assigned", "layer", "consumed", "age")
+COLUMNS = (
+    *("delivery", "tenant", "NIC"),
+    *("sent", "of", "rate", "assigned", "layer", "consumed", "age"),
+)
 TENANT_COLUMNS = ("tenant", "deliveries", "in flight")
 
 
@@ -46,8 +55,9 @@ def top_view(now: DeliveriesReply, before: DeliveriesReply) -> RenderableType:
         [
             one.request_id,
             one.tenant,
+            one.nic or "-",
             share_text(one.sent_bytes, one.payload_bytes),
-            size_text(one.payload_bytes),
+            payload_text(one.payload_bytes, one.decoded_bytes),
             rate_text(rates.get(one.request_id)),
             rate_text(one.rate_bytes_per_s),
             f"{one.next_layer}/{one.num_layers}" if one.pooled else "-",
@@ -67,5 +77,5 @@ def top_view(now: DeliveriesReply, before: DeliveriesReply) -> RenderableType:
     if tenants:
         parts.append(table_of(TENANT_COLUMNS, tenants, TENANT_COLUMNS[1:]))
     if rows:
-        parts.append(table_of(COLUMNS, rows, COLUMNS[2:]))
+        parts.append(table_of(COLUMNS, rows, COLUMNS[3:]))
     return Group(*parts)

@@ -71,7 +71,11 @@ def restore(
         done,
         lambda: [
             f"restored {done.users:,} users, {done.keys:,} keys, {done.tokens:,} tokens; "
-            f"{done.buckets_created:,} buckets made, {done.buckets_configured:,} configured"
+            f"{done.buckets_created:,} buckets made, {done.buckets_configured:,} configured",
+            *(
+                f"bucket {name} has no encoding here: the engine encodes nothing"
+                for name in done.buckets_plain
+            ),
         ],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -99,11 +100,23 @@ def bucket_lines(bucket: BucketView) -> list[str]:
         *policy_lines(bucket.name, bucket.policy),
         f"owner         {bucket.owner}, since {date_text(bucket.created_s)}",
         f"holds         {bucket.object_count:,} objects, {used_text(bucket.stored_bytes, None)}",
+        *_encoded_line(bucket),
         f"KV layout     {printable(layout_text(bucket.layout))}",
         f"ETag          {configuration.etag_mode.value}",
         *(f"quota {line}" for line in quota_lines(configuration.quota)),
         *rules,
     ]
+
+
+def _encoded_line(bucket: BucketView) -> Iterator[str]:
+    from objectcache_operations.admin.accounts.quotas import used_text
+
+    if bucket.encoded_bytes:
+        yield (
+            f"encoded       {used_text(bucket.decoded_bytes, None)} in "
+            f"{used_text(bucket.encoded_bytes, None)} "
+            f"(1/{bucket.decoded_bytes / bucket.encoded_bytes:.2f})"
+        )
 
 
 @bucket_app.command("create")
@@ -190,6 +203,18 @@ def policy(
     ttl: Annotated[
         str | None, typer.Option(metavar="TIME|none", help="Life of an object, such as 7d.")
     ] = None,
+    reads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fresh|indexed|auto", help="What reads see of other servers of one store."
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="planes-zstd|planes-deflate|none", help="How chunks are stored from now on."
+        ),
+    ] = None,
 ) -> None:
     """Show a bucket's policy, or change what is given and leave the rest."""
     from objectcache_operations.admin.api_client import path_of
@@ -203,7 +228,7 @@ def policy(
     from objectcache_schemas.records import BucketPolicy
 
     with errors_end_the_command():
-        changes = changes_of(PolicyFlags(durability, verification, quota, ttl))
+        changes = changes_of(PolicyFlags(durability, verification, quota, ttl, reads, encoding))
     with server.connect() as client:
         if changes:
             path = path_of("buckets", name, "policy")

@@ -48,18 +48,20 @@ def check(client: ApiClient, repair: bool, console: Console) -> CheckReport:
 
 
 def _so_far(report: CheckReport) -> str:
-    findings = report.damaged + report.misplaced
+    findings = report.damaged + report.misplaced + report.bad_log_records
     return f"{report.objects:,} objects, {findings:,} bad"
 
 
 def is_clean(report: CheckReport) -> bool:
     """Whether nothing was found."""
-    return not (report.damaged or report.misplaced or report.leaked_bytes)
+    return not (report.damaged or report.misplaced or report.leaked_bytes or report.bad_log_records)
 
 
 def report_lines(report: CheckReport, repair: bool) -> list[str]:
     """What was checked, what was found, and what to do about it."""
     checked = f"checked {report.objects:,} objects, {size_text(report.bytes)}"
+    if report.log_records or report.bad_log_records:
+        checked += f", {report.log_records:,} records of the log"
     if is_clean(report):
         return [f"{checked}: clean"]
     lines = [
@@ -68,8 +70,19 @@ def report_lines(report: CheckReport, repair: bool) -> list[str]:
         f"  misplaced  {report.misplaced:,} objects or extents cannot lie where they are",
         f"  leaked     {size_text(report.leaked_bytes)} that nothing uses",
         f"  dropped    {report.dropped:,} objects",
+        *log_lines(report),
         *(f"  - {printable(example)}" for example in report.examples),
     ]
-    if not repair:
+    if not repair and (report.damaged or report.misplaced or report.leaked_bytes):
         lines.append("drop what is bad with --repair; a chunk that is dropped is computed again")
     return lines
+
+
+def log_lines(report: CheckReport) -> list[str]:
+    """What is wrong with a shared store's log."""
+    if not report.bad_log_records:
+        return []
+    return [
+        f"  log        {report.bad_log_records:,} records or checkpoints are missing or damaged; "
+        "servers that run need none of them, one that starts may"
+    ]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
+from objectcache_operations.admin.accounts.quotas import amount_or_none
 from objectcache_runtime.amounts import NONE, parse_size_bytes, parse_time_s, size_text, time_text
 from objectcache_schemas.errors import InvalidRequest
-from objectcache_schemas.records import BucketPolicy, Durability, Verification
+from objectcache_schemas.records import (
+    BucketPolicy,
+    Durability,
+    Freshness,
+    StoredEncoding,
+    Verification,
+)
 
-T = TypeVar("T")
+BY_KIND = "auto"  # of `--reads`: as the bucket's kind has it
+
 Choice = TypeVar("Choice", bound=enum.Enum)
 
 
@@ -25,6 +32,8 @@ class PolicyFlags:
     verification: str | None = None
     quota: str | None = None
     ttl: str | None = None
+    reads: str | None = None
+    encoding: str | None = None
 
 
 def changes_of(flags: PolicyFlags) -> dict[str, Any]:
@@ -35,27 +44,26 @@ def changes_of(flags: PolicyFlags) -> dict[str, Any]:
     if flags.verification is not None:
         changes["verification"] = _choice("--verification", Verification, flags.verification)
     if flags.quota is not None:
-        changes["quota_bytes"] = _amount("--quota", parse_size_bytes, flags.quota)
+        changes["quota_bytes"] = amount_or_none("--quota", parse_size_bytes, flags.quota)
     if flags.ttl is not None:
-        changes["ttl_s"] = _amount("--ttl", parse_time_s, flags.ttl)
+        changes["ttl_s"] = amount_or_none("--ttl", parse_time_s, flags.ttl)
+    if flags.reads is not None:
+        by_kind = flags.reads == BY_KIND
+        changes["reads"] = None if by_kind else _choice("--reads", Freshness, flags.reads, BY_KIND)
+    if flags.encoding is not None:
+        is_none = flags.encoding == NONE
+        changes["encoding"] = (
+            None if is_none else _choice("--encoding", StoredEncoding, flags.encoding, NONE)
+        )
     return changes
 
 
-def _choice(flag: str, choices: type[Choice], text: str) -> Choice:
+def _choice(flag: str, choices: type[Choice], text: str, *others: str) -> Choice:
     for choice in choices:
         if choice.value == text:
             return choice
-    known = ", ".join(str(choice.value) for choice in choices)
+    known = ", ".join([*(str(choice.value) for choice in choices), *others])
     raise InvalidRequest(f"{flag}: {text!r} is not one of {known}")
-
-
-def _amount(flag: str, parse: Callable[[str], T], text: str) -> T | None:
-    if text.lower() == NONE:
-        return None
-    try:
-        return parse(text)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{flag}: {error.message}, or {NONE}") from error
 
 
 def policy_lines(bucket: str, policy: BucketPolicy) -> list[str]:
@@ -66,7 +74,12 @@ def policy_lines(bucket: str, policy: BucketPolicy) -> list[str]:
         Verification.FULL: "every slice that is read",
         Verification.SAMPLED: "one slice of 16",
         Verification.OFF: "none; reads trust the device",
+        Freshness.FRESH: "see what was stored through any server before",
+        Freshness.INDEXED: "see what this server has replayed of others' writes",
+        None: "fresh; indexed where the bucket has a KV layout",
     }
+    reads = BY_KIND if policy.reads is None else policy.reads.value
+    encoding = NONE if policy.encoding is None else policy.encoding.value
     quota = NONE if policy.quota_bytes is None else size_text(policy.quota_bytes)
     ttl = NONE if policy.ttl_s is None else time_text(policy.ttl_s)
     return [
@@ -75,6 +88,8 @@ def policy_lines(bucket: str, policy: BucketPolicy) -> list[str]:
         f"verification  {policy.verification.value:8} {meanings[policy.verification]}",
         f"quota         {quota}",
         f"ttl           {ttl}",
+        f"reads         {reads:8} {meanings[policy.reads]}",
+        f"encoding      {encoding}",
     ]
 
 

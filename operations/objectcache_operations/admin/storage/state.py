@@ -54,26 +54,38 @@ def process_lines(processes: Iterable[ProcessState]) -> list[str]:
 def _process_text(one: ProcessState) -> str:
     if one.degraded:
         return f"degraded: {one.message}"
-    return "ok" if one.ok else one.message
+    return one.message or "ok"
+
+
+StorageServerName = Annotated[
+    str, typer.Option("--server", metavar="NAME", help="Which of several, as servers list says.")
+]
 
 
 @on_server
-def drain(server: Server) -> None:
+def drain(
+    server: Server,
+    name: StorageServerName = "",
+    last: Annotated[
+        bool, typer.Option("--last", help="Even where no other storage server takes work.")
+    ] = False,
+) -> None:
     """Take no new deliveries and puts; those in flight finish."""
-    _drain(server, draining=True)
+    _drain(server, name, draining=True, last=last)
 
 
 @on_server
-def undrain(server: Server) -> None:
+def undrain(server: Server, name: StorageServerName = "") -> None:
     """Take deliveries and puts again."""
-    _drain(server, draining=False)
+    _drain(server, name, draining=False)
 
 
-def _drain(server: Server, *, draining: bool) -> None:
+def _drain(server: Server, name: str, *, draining: bool, last: bool = False) -> None:
     from objectcache_schemas.operators.admin_api import DrainChange, HealthReply
 
+    change = DrainChange(draining=draining, server=name, last=last)
     with server.connect() as client:
-        found = client.send("PUT", "/v1/drain", DrainChange(draining=draining), HealthReply)
+        found = client.send("PUT", "/v1/drain", change, HealthReply)
     server.show(found, lambda: health_lines(found))
 
 

@@ -19,7 +19,7 @@ from objectcache_laboratory.drawing.svg import (
 )
 from objectcache_operations.admin.printable import printable
 from objectcache_operations.admin.traces.layer_times import LayerTimes, layer_times
-from objectcache_runtime.amounts import size_text
+from objectcache_runtime.amounts import payload_text
 from objectcache_schemas.operators.traces import DeliveryTrace
 
 WIDTH, LEFT, RIGHT = 960, 104, 56
@@ -73,11 +73,12 @@ def _header(trace: DeliveryTrace) -> Iterator[str]:
     )
     taken = "under way" if trace.duration_s is None else f"{trace.duration_s * 1e3:,.1f} ms"
     failed = f", {printable(trace.error.code)}" if trace.error else ""
+    payload = payload_text(trace.payload_bytes, trace.decoded_bytes)
     yield text(
         LEFT - 80,
         SUBTITLE_Y,
-        f"{size_text(trace.payload_bytes)} from {printable(trace.bucket)}, {trace.path} over "
-        f"{trace.transport}, {trace.delivery}, {trace.policy}: {taken}{failed}",
+        f"{payload} from {printable(trace.bucket)}, {trace.path} over {trace.transport}, "
+        f"{trace.delivery}, {trace.policy}: {taken}{failed}",
         f'fill="{MUTED}"',
     )
 

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from objectcache_operations.admin.printable import printable, window_source_text
+from objectcache_operations.admin.tables import facts_of
 from objectcache_operations.admin.traces.layer_times import LayerTimes, layer_times
-from objectcache_runtime.amounts import duration_text, rate_text, share_text, size_text
+from objectcache_runtime.amounts import duration_text, payload_text, rate_text, share_text
 from objectcache_schemas.operators.traces import DeliveryTrace
 
 BAR_CELLS = 40
@@ -40,7 +41,7 @@ def _cells(trace: DeliveryTrace) -> Iterator[str]:
     yield printable(trace.bucket)
     yield trace.path or "-"
     yield trace.delivery or "-"
-    yield size_text(trace.payload_bytes)
+    yield payload_text(trace.payload_bytes, trace.decoded_bytes)
     yield rate_text(trace.achieved_bytes_per_s)
     yield "-" if trace.duration_s is None else _time(trace.duration_s)
     yield max(trace.phases, key=lambda phase: phase.seconds).name if trace.phases else "-"
@@ -56,18 +57,11 @@ def outcome_text(trace: DeliveryTrace) -> str:
 
 def trace_view(trace: DeliveryTrace) -> RenderableType:
     """What it was, where its time went, and when each layer came."""
-    parts: list[RenderableType] = [_grid(_facts(trace)), Text(""), _grid(_phases(trace))]
+    facts, phases = (facts_of(rows(trace), NAME_CELLS) for rows in (_facts, _phases))
+    parts: list[RenderableType] = [facts, Text(""), phases]
     if trace.layers:
         parts += [Text(""), _layers_table(trace)]
     return Group(*parts)
-
-
-def _grid(rows: Iterator[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(min_width=NAME_CELLS)
-    for name, fact in rows:
-        table.add_row(Text(name, style="bold"), Text(fact))
-    return table
 
 
 def _facts(trace: DeliveryTrace) -> Iterator[tuple[str, str]]:
@@ -78,7 +72,10 @@ def _facts(trace: DeliveryTrace) -> Iterator[tuple[str, str]]:
     if not trace.path:
         return  # it was never accepted
     yield "path", f"{trace.path} over {trace.transport}, {trace.delivery}, policy {trace.policy}"
-    yield "payload", f"{size_text(trace.payload_bytes)} of {trace.chunk_count:,} chunks"
+    payload = payload_text(trace.payload_bytes, trace.decoded_bytes)
+    yield "payload", f"{payload} of {trace.chunk_count:,} chunks"
+    if trace.nic:
+        yield "NIC", printable(trace.nic)
     yield "rate", _rates(trace)
     yield "compute", _window(trace)
 

@@ -11,7 +11,11 @@ from typing import NamedTuple, TypeVar
 
 from objectcache_schemas.records import ObjectInfo
 from objectcache_storage_server.engines.base import BucketTotals
-from objectcache_storage_server.engines.catalog import Catalog, CatalogChange, CatalogView
+from objectcache_storage_server.engines.catalog import (
+    CatalogChange,
+    CatalogView,
+    TransactionCatalog,
+)
 
 T = TypeVar("T")
 
@@ -64,7 +68,7 @@ class BlobChange(BlobView, CatalogChange[BlobVersion]):
         """Delete these very versions, and count those that were there."""
 
 
-class BlobCatalog(Catalog[BlobVersion]):
+class BlobCatalog(TransactionCatalog[BlobVersion]):
     """Buckets and object versions."""
 
     @abstractmethod

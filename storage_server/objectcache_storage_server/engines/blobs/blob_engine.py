@@ -47,7 +47,6 @@ from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.key_order import key_bytes
 
 DELETE_KEYS = 256  # of one transaction, which bounds what a delete on a full device needs
-CALL_S_MAX = 30.0  # that a call of the store may take
 WRITERS_MAX = 32  # threads that wait for writes of a store that is far away
 
 T = TypeVar("T")
@@ -95,9 +94,6 @@ class BlobEngine(CatalogEngine[BlobVersion], BlobReader):
     @property
     def catalog(self) -> BlobCatalog:
         return self._catalog
-
-    def deadline_s(self) -> float:
-        return time.monotonic() + CALL_S_MAX
 
     def usage(self, name: str) -> BucketTotals:
         with self._catalog.reading() as view:
@@ -235,33 +231,33 @@ class BlobEngine(CatalogEngine[BlobVersion], BlobReader):
         number = self.bucket_row(bucket).number
         while True:
             try:
-                versions = self._pin(number, keys)
+                versions = self._hold(number, keys)
             except _LostVersion as lost:  # deleted since it was looked up, or damaged; look again
                 self._drop(lost.version, str(lost))
             else:
                 return OpenBlobs(self, list(map(versions.get, keys)))
 
-    def _pin(self, bucket_number: int, keys: Sequence[str]) -> dict[str, OpenVersion]:
+    def _hold(self, bucket_number: int, keys: Sequence[str]) -> dict[str, OpenVersion]:
         """What is stored of `keys`, all as of one moment, open; raises `_LostVersion`."""
-        epoch, pinned = self._cache.pin(bucket_number, keys)
-        missing = [key for key in keys if key not in pinned] if len(pinned) < len(keys) else []
+        epoch, held = self._cache.hold(bucket_number, keys)
+        missing = [key for key in keys if key not in held] if len(held) < len(keys) else []
         if not missing:
-            return pinned
+            return held
         try:
             versions = self._look_up(bucket_number, missing)
-            if pinned and not self._cache.is_current(epoch):  # these are of different moments
-                self.unpin(list(pinned.values()))
-                pinned = {}
+            if held and not self._cache.is_current(epoch):  # these are of different moments
+                self.let_go(list(held.values()))
+                held = {}
                 versions = self._look_up(bucket_number, keys)
             opened: list[OpenVersion] = []
             for key, version in versions.items():
-                pinned[key] = self._open(version)
-                opened.append(pinned[key])
+                held[key] = self._open(version)
+                opened.append(held[key])
         except BaseException:
-            self.unpin(list(pinned.values()))
+            self.let_go(list(held.values()))
             raise
         self._cache.add(opened, epoch)
-        return pinned
+        return held
 
     def _look_up(self, bucket_number: int, keys: Iterable[str]) -> dict[str, BlobVersion]:
         with self._catalog.reading() as view:
@@ -274,8 +270,8 @@ class BlobEngine(CatalogEngine[BlobVersion], BlobReader):
         except LostBlob as lost:
             raise _LostVersion(version, str(lost)) from lost
 
-    def unpin(self, versions: Sequence[OpenVersion]) -> None:
-        self._cache.unpin(versions)
+    def let_go(self, versions: Sequence[OpenVersion]) -> None:
+        self._cache.let_go(versions)
 
     # --- damage ---
 

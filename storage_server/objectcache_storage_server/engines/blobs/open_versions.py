@@ -1,7 +1,7 @@
 """Versions that are open for reading, and the cache that keeps them open for the next read.
 
-A version is pinned while somebody reads it and while the cache holds it; its blob is released when
-the last pin goes, so neither eviction nor deletion can take it from under a reader.
+A version is held while somebody reads it and while the cache holds it; its blob is released when
+the last hold goes, so neither eviction nor deletion can take it from under a reader.
 
 Rules of the cache. It holds only versions that the catalog holds. Whoever replaces or deletes
 versions does so inside `changing`; meanwhile the cache answers nothing and takes nothing in, and
@@ -23,16 +23,16 @@ from objectcache_storage_server.engines.blobs.blob_store import OpenBlob
 class OpenVersion:
     """One object version, and its blob open for reading."""
 
-    __slots__ = ("blob", "block_bytes", "checksums", "pins", "size_bytes", "version")
+    __slots__ = ("blob", "block_bytes", "checksums", "holds", "size_bytes", "version")
 
     def __init__(self, version: BlobVersion, blob: OpenBlob) -> None:
-        """Pinned once."""
+        """Held once."""
         self.version = version
         self.blob = blob
         self.size_bytes = version.info.size_bytes
         self.block_bytes = version.block_bytes
         self.checksums = version.checksums
-        self.pins = 1
+        self.holds = 1
 
 
 class OpenVersionCache:
@@ -53,21 +53,21 @@ class OpenVersionCache:
     def __len__(self) -> int:
         return len(self._versions)
 
-    def pin(self, bucket_number: int, keys: Sequence[str]) -> tuple[int, dict[str, OpenVersion]]:
-        """Pin what is cached of `keys`; returns it by key, and the epoch it belongs to."""
-        pinned: dict[str, OpenVersion] = {}
+    def hold(self, bucket_number: int, keys: Sequence[str]) -> tuple[int, dict[str, OpenVersion]]:
+        """Hold what is cached of `keys`; returns it by key, and the epoch it belongs to."""
+        held: dict[str, OpenVersion] = {}
         with self._lock:
             if self._changes:
-                return self._epoch, pinned
+                return self._epoch, held
             versions, move_to_end = self._versions, self._versions.move_to_end
             for key in keys:
                 name = (bucket_number, key)
                 each = versions.get(name)
-                if each is not None and key not in pinned:
+                if each is not None and key not in held:
                     move_to_end(name)
-                    each.pins += 1
-                    pinned[key] = each
-            return self._epoch, pinned
+                    each.holds += 1
+                    held[key] = each
+            return self._epoch, held
 
     def is_current(self, epoch: int) -> bool:
         """Whether no version was replaced or deleted since `epoch`, nor is just now."""
@@ -83,13 +83,13 @@ class OpenVersionCache:
                 version = each.version
                 cached = self._versions.setdefault((version.bucket_number, version.info.key), each)
                 if cached is each:
-                    each.pins += 1
+                    each.holds += 1
             over = max(0, len(self._versions) - self._versions_max)
             unused = self._released([self._versions.popitem(last=False)[1] for _ in range(over)])
         self._close(unused)
 
-    def unpin(self, versions: Iterable[OpenVersion]) -> None:
-        """Give back pins; the last one releases the blob."""
+    def let_go(self, versions: Iterable[OpenVersion]) -> None:
+        """The last hold that goes releases the blob."""
         with self._lock:
             unused = self._released(versions)
         self._close(unused)
@@ -121,8 +121,8 @@ class OpenVersionCache:
     def _released(versions: Iterable[OpenVersion]) -> list[OpenVersion]:
         unused: list[OpenVersion] = []
         for each in versions:
-            each.pins -= 1
-            if each.pins == 0:
+            each.holds -= 1
+            if each.holds == 0:
                 unused.append(each)
         return unused
 

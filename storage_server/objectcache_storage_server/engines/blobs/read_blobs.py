@@ -1,4 +1,4 @@
-"""Pinned objects: reads of their blobs, verified.
+"""Held objects: reads of their blobs, verified.
 
 A read is cut into pieces of whole checksum blocks. What begins or ends inside of a block is read
 with its block into memory of our own. A store that does one read after the other is asked for a
@@ -22,14 +22,15 @@ from objectcache_schemas.limits import KIB, MIB
 from objectcache_storage_server.engines.base import BegunReads, OpenObjects, Placement, Read
 from objectcache_storage_server.engines.blobs.blob_store import DONE, BlobRead, BlobStore, LostBlob
 from objectcache_storage_server.engines.blobs.open_versions import OpenVersion
-from objectcache_storage_server.engines.block_checksums import block_checksum
+from objectcache_storage_server.engines.block_checksums import block_checksum, block_count
+from objectcache_storage_server.engines.verify_blocks import find_misfit
 
 PIECE_BYTES = 256 * KIB  # read, then hashed while still in the processor's cache
 MAX_PIECE_BYTES = 64 * MIB
 
 
 class BlobReader(ABC):
-    """What pinned objects ask of their engine."""
+    """What held objects ask of their engine."""
 
     store: BlobStore
 
@@ -42,7 +43,7 @@ class BlobReader(ABC):
         """Its bytes are not those that were stored: drop it. Returns what to raise."""
 
     @abstractmethod
-    def unpin(self, versions: Sequence[OpenVersion]) -> None:
+    def let_go(self, versions: Sequence[OpenVersion]) -> None:
         """They are not read any more."""
 
 
@@ -64,11 +65,10 @@ class _Piece(NamedTuple):
     def misfit(self, memory: memoryview) -> int | None:
         """The first block that does not match its checksum, where `memory` is what was read."""
         version, first_block, _ = self
-        block_bytes, checksums = version.block_bytes, version.checksums
-        for index, begin in enumerate(range(0, len(memory), block_bytes), first_block):
-            if block_checksum(memory[begin : begin + block_bytes]) != checksums[index]:
-                return index
-        return None
+        block_bytes = version.block_bytes
+        end_block = first_block + block_count(len(memory), block_bytes)
+        misfit = find_misfit(memory, block_bytes, version.checksums[first_block:end_block])
+        return None if misfit is None else first_block + misfit
 
 
 Copies = list[tuple[memoryview, memoryview]]  # from a block to where a part of it belongs
@@ -196,7 +196,7 @@ class OpenBlobs(OpenObjects):
 
     def close(self) -> None:
         versions, self._versions = self._versions, []
-        self._reader.unpin([each for each in set(versions) if each is not None])
+        self._reader.let_go([each for each in set(versions) if each is not None])
 
 
 class _BegunBlobReads(BegunReads):

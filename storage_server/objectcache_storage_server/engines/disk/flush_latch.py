@@ -44,6 +44,10 @@ class FlushLatch:
             log.error("%s; the store takes no changes until it is opened again", self._failure)
         return self._error()
 
+    def give_up(self, reason: str) -> None:
+        """Nothing is acknowledged any more, for this reason."""
+        self._failure = self._failure or reason
+
     @contextlib.contextmanager
     def flushing(self, what: str) -> Generator[None, None, None]:
         """Flush `what` in the block: an error there ends it, and is raised as `Unavailable`."""

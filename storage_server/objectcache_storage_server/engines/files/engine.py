@@ -15,7 +15,6 @@ The plain reference engine. Rules:
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from pathlib import Path
 from objectcache_storage_server.engines.blobs.blob_engine import BlobEngine
 from objectcache_storage_server.engines.catalog_engine import DamageCount
 from objectcache_storage_server.engines.disk.data_folders import (
-    lock_folder,
+    owned_folder,
     raise_open_files_limit,
     sync_folder,
 )
@@ -45,13 +44,13 @@ class FilesEngine(BlobEngine):
     ) -> None:
         self._data_dir = data_dir
         latch, damage = FlushLatch(), DamageCount()
-        # Half is left for sockets, for puts, and for files that are pinned but no longer cached.
+        # Half is left for sockets, for puts, and for files that are held but no longer cached.
         open_objects_max = min(open_objects_max, raise_open_files_limit() // 2)
         with contextlib.ExitStack() as opened:
             with translated(f"create {data_dir}", data_dir):
                 data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(data_dir.parent)
-            opened.callback(os.close, lock_folder(data_dir))
+            opened.enter_context(owned_folder(data_dir, latch))
             catalog = SqliteCatalog(data_dir / "index.sqlite3", damage.add, latch)
             opened.callback(catalog.close)
             store = FolderBlobStore(data_dir / "objects", latch)

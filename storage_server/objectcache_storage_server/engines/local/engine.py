@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import StorageFull, Unavailable
 from objectcache_schemas.operators.engine_status import CheckReport, EngineStatus
 from objectcache_schemas.records import (
+    BucketInfo,
     BucketPolicy,
     Condition,
     Durability,
@@ -48,7 +48,7 @@ from objectcache_storage_server.engines.bucket_rules import (
 )
 from objectcache_storage_server.engines.catalog_engine import CatalogEngine, DamageCount
 from objectcache_storage_server.engines.commit_rules import check_batch
-from objectcache_storage_server.engines.disk.data_folders import lock_folder, sync_folder
+from objectcache_storage_server.engines.disk.data_folders import owned_folder, sync_folder
 from objectcache_storage_server.engines.disk.flush_latch import FlushLatch
 from objectcache_storage_server.engines.disk.system_errors import translated
 from objectcache_storage_server.engines.key_order import key_bytes
@@ -59,12 +59,14 @@ from objectcache_storage_server.engines.local.objects.stored_objects import (
     DELETE_KEYS,
     StoredObjects,
 )
+from objectcache_storage_server.engines.local.puts.encode_extents import RowEncoder, row_encoder
 from objectcache_storage_server.engines.local.puts.join_objects import JoinedRuns, can_join
 from objectcache_storage_server.engines.local.puts.staged_prefix import LocalStagedPrefix
 from objectcache_storage_server.engines.local.puts.staged_runs import LocalStaged, StagedRun
-from objectcache_storage_server.engines.local.puts.writer_space import PutBuffers, WriterSpace
+from objectcache_storage_server.engines.local.puts.write_paths import WritePaths
+from objectcache_storage_server.engines.local.puts.writer_space import WriterSpace
+from objectcache_storage_server.engines.local.reads.hold_versions import open_sources
 from objectcache_storage_server.engines.local.reads.path_use import PathUse
-from objectcache_storage_server.engines.local.reads.pin_versions import open_sources
 from objectcache_storage_server.engines.local.reads.small_reads import read_resident
 from objectcache_storage_server.engines.local.records import Version, VersionName
 from objectcache_storage_server.engines.local.space.extent_geometry import split_into_extents
@@ -76,6 +78,7 @@ from objectcache_storage_server.engines.local.upkeep.move_chunks import Compacto
 from objectcache_storage_server.engines.local.upkeep.recover_store import recover
 from objectcache_storage_server.engines.local.upkeep.upkeep_thread import Upkeep
 from objectcache_storage_server.engines.local.volumes.volume import Volume
+from objectcache_storage_server.engines.puts.put_buffers import PutBuffers
 
 WRITER_THREADS = 8  # puts whose bytes are on their way to the device
 
@@ -105,7 +108,7 @@ class LocalEngine(CatalogEngine[Version]):
             with translated(f"create {data_dir}", data_dir):
                 data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(data_dir.parent)
-            opened.callback(os.close, lock_folder(data_dir))
+            opened.enter_context(owned_folder(data_dir, self.flush_latch))
             _check_engine(data_dir)
             self.index = LocalIndex(
                 data_dir / "index", settings.index_bytes_max, self.damage.add, self.flush_latch
@@ -131,11 +134,17 @@ class LocalEngine(CatalogEngine[Version]):
             writers = ThreadPoolExecutor(WRITER_THREADS, "objectcache-write")
             opened.callback(writers.shutdown)
             evict = self.evictor.evict_for_writer
-            self._space = WriterSpace(self.holdings, evict, buffers, writers)
+            write_paths = WritePaths(self.volume, may_leave_out=settings.page_cache_bytes < 0)
+            note_put = self.path_use.note_put
+            self._space = WriterSpace(self.holdings, evict, buffers, writers, write_paths, note_put)
             self._commit_groups = CommitGroups(stored)
             recover(stored)
-            moving_space = WriterSpace(self.holdings, lambda _: 0, buffers, writers)
-            compactor = Compactor(stored, moving_space, settings, self._extent_bytes_max, clock)
+            moving_space = WriterSpace(
+                self.holdings, lambda _: 0, buffers, writers, write_paths, lambda: None
+            )
+            compactor = Compactor(
+                stored, moving_space, settings, self._extent_bytes_max, clock, self.row_encoder
+            )
             self.upkeep = Upkeep(stored, self.evictor, compactor, settings, clock)
             opened.callback(self.upkeep.close)
             self._opened = opened.pop_all()
@@ -170,10 +179,15 @@ class LocalEngine(CatalogEngine[Version]):
         for key in shape.keys:
             key_bytes(key)
         slice_block_bytes(shape.slice_bytes)
-        self.bucket_row(bucket)
+        row = self.bucket_row(bucket)
         if shape.chunk_bytes > self._extent_bytes_max:
             return self._new_prefix_apart(bucket, shape)
-        return self._new_prefix(bucket, shape)
+        return self._new_prefix(bucket, shape, self.row_encoder(row.info))
+
+    @staticmethod
+    def row_encoder(bucket: BucketInfo) -> RowEncoder | None:
+        """What encodes the chunks of a bucket; None where they are stored plain."""
+        return row_encoder(bucket)
 
     def stage_joined(
         self,
@@ -212,15 +226,20 @@ class LocalEngine(CatalogEngine[Version]):
             parent_key = staged.key
         return prefix
 
-    def _new_prefix(self, bucket: str, shape: PrefixShape) -> LocalStagedPrefix:
+    def _new_prefix(
+        self, bucket: str, shape: PrefixShape, encoder: RowEncoder | None
+    ) -> LocalStagedPrefix:
         extents = split_into_extents(
             len(shape.keys),
             shape.num_layers,
             shape.slice_bytes,
             self.settings.extent_row_bytes,
             self._extent_bytes_max,
+            encoded=encoder is not None,
         )
-        return LocalStagedPrefix(self._space, bucket, shape, extents)
+        return LocalStagedPrefix(
+            self._space, bucket, shape, extents, encoder, self._extent_bytes_max
+        )
 
     def commit(self, puts: Sequence[StagedPut], condition: Condition = ALWAYS) -> list[Committed]:
         check_batch(puts)
@@ -311,6 +330,9 @@ class LocalEngine(CatalogEngine[Version]):
         self.holdings.used(stored, are_prefix=are_prefix and len(stored) == len(keys))
         return opened
 
+    def stat_at_hand(self, bucket: str, key: str) -> ObjectInfo | None:
+        return self.stat(bucket, key)
+
     def read_small(
         self, bucket: str, key: str, size_bytes_max: int
     ) -> tuple[ObjectInfo, bytes] | None:
@@ -370,6 +392,7 @@ class LocalEngine(CatalogEngine[Version]):
 
 def _new_object(put: StagedPut, modified_s: float) -> NewLocal:
     assert isinstance(put.staged, LocalStaged)
+    put.staged.finish()
     return NewLocal.of(put, put.staged, modified_s)
 
 

@@ -1,8 +1,4 @@
-"""What the local engine's index stores of an object or a bucket, and how rot in it is found.
-
-A record lies behind a checksum that is seeded with what it belongs to, so that neither a changed
-byte nor a record under another key goes unnoticed, though the record repeats neither.
-"""
+"""What the local engine's index stores of an object, sealed."""
 
 from __future__ import annotations
 
@@ -10,16 +6,11 @@ from array import array
 from typing import NamedTuple
 
 import msgspec
-import xxhash
 
-from objectcache_schemas.records import BucketInfo, ObjectAttributes, ObjectInfo
-from objectcache_storage_server.engines.catalog import BucketRow
-
-SEAL_BYTES = 8  # of the checksum before a record
-BUCKET_BYTES = 4  # of a bucket's number, big-endian, before a key
+from objectcache_schemas.records import ObjectAttributes, ObjectInfo
+from objectcache_storage_server.engines.lmdb_spaces.seals import seal, unseal
 
 _NO_ATTRIBUTES = ObjectAttributes()
-_digest = xxhash.xxh3_64_digest
 
 
 class VersionName(NamedTuple):
@@ -44,6 +35,8 @@ class Version(msgspec.Struct, frozen=True, gc=False):
     slot: int
     is_evictable: bool
     parent_hash: int  # `key_hash` of the chunk before it; 0 is unknown or none
+    # xxh3_64 of each frame up to its row's pitch, where it lies in an extent with encoded slices.
+    frame_checksums: array[int] | None = None
 
     @property
     def name(self) -> VersionName:
@@ -66,37 +59,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     modified_s: float
     attributes: ObjectAttributes | None  # None where nothing is set, as of most chunks
     checksums: bytes
-
-
-class _BucketRecord(msgspec.Struct, frozen=True, array_like=True):
-    number: int
-    info: BucketInfo
+    frame_checksums: bytes | None = None
 
 
 _decode_record = msgspec.msgpack.Decoder(Record).decode
-_decode_bucket = msgspec.msgpack.Decoder(_BucketRecord).decode
 _encode = msgspec.msgpack.Encoder().encode
-
-
-def key_hash(bucket_number: int, key: str) -> int:
-    """xxh3_64 of a bucket's number and a key; never 0, which stands for no key."""
-    return raw_hash(bucket_number.to_bytes(BUCKET_BYTES, "big") + key.encode())
-
-
-def raw_hash(raw: bytes) -> int:
-    """`key_hash` of a bucket's number and a key's bytes, as they are stored."""
-    return xxhash.xxh3_64_intdigest(raw) or 1
-
-
-def seal(body: bytes, owner: int) -> bytes:
-    """The body behind a checksum that holds only for this owner: a hash, or a number."""
-    return _digest(body, owner) + body
-
-
-def unseal(stored: bytes, owner: int) -> bytes | None:
-    """The body; None where it is not what was sealed for this owner."""
-    body = stored[SEAL_BYTES:]
-    return body if _digest(body, owner) == stored[:SEAL_BYTES] else None
 
 
 def seal_version(version: Version, serial: int, own_hash: int) -> bytes:
@@ -115,6 +82,7 @@ def seal_version(version: Version, serial: int, own_hash: int) -> bytes:
         info.modified_s,
         None if info.attributes == _NO_ATTRIBUTES else info.attributes,
         version.checksums.tobytes(),
+        None if version.frame_checksums is None else version.frame_checksums.tobytes(),
     )
     return seal(_encode(record), own_hash)
 
@@ -149,22 +117,5 @@ def version_of(record: Record, bucket_number: int, key: str) -> Version:
         record.slot,
         record.is_evictable,
         record.parent_hash,
+        None if record.frame_checksums is None else array("Q", record.frame_checksums),
     )
-
-
-def seal_bucket(row: BucketRow) -> bytes:
-    """A bucket as it is stored under its name."""
-    return seal(_encode(_BucketRecord(row.number, row.info)), _name_hash(row.info.name.encode()))
-
-
-def unseal_bucket(name: bytes, stored: bytes) -> BucketRow | None:
-    """The bucket that is stored under `name`; None where it is damaged."""
-    body = unseal(stored, _name_hash(name))
-    if body is None:
-        return None
-    record = _decode_bucket(body)
-    return BucketRow(record.number, record.info)
-
-
-def _name_hash(name: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(name)

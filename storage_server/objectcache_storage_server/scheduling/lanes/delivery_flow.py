@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from objectcache_storage_server.scheduling.demand import Demand
 from objectcache_storage_server.scheduling.fragments import Fragment
 from objectcache_storage_server.scheduling.lanes.due_times import Standing
+from objectcache_storage_server.scheduling.lanes.nic_paces import Nic
 from objectcache_storage_server.scheduling.lanes.pace_link import Pace
 
 FLOW_CATCH_UP_S = 0.25  # a delivery that was held up catches up with its rate this far; then idle
@@ -45,9 +46,13 @@ class Flow(Generic[JobT]):
         self.demand = self.given  # the same as the configuration has it
         self._left, self._left_of = self.demand, (self.demand, 0)  # as `left` found it last
         self.pooled = pooled
+        self.destination = demand.tenant, demand.nic
+        self.nic: Nic | None = None  # that it goes to, where it names one
+        self.nic_bytes_per_s: float | None = None  # that its client says of it, until it has begun
         self.begun_s = now_s
         self.origin_s = now_s  # when the GPU could have begun, by what has been sent and consumed
         self.planned_s = now_s  # when it shall begin
+        self.lead_s = 0.0  # by which its layers go before they are due, for its NIC's sake
         self.sent_bytes = 0
         self.consumed_layers = 0
         self._computes_s: deque[float] = deque(maxlen=REPORTS_KEPT)
@@ -143,7 +148,16 @@ class Flow(Generic[JobT]):
     def standing(self) -> Standing:
         """For the plan; not of a flow that is sent."""
         left_bytes = self.demand.layer_bytes - self.sent_bytes % self.demand.layer_bytes
-        return Standing(self.demand, self.next_layer, left_bytes, self.origin_s, self.begun_s)
+        nic = self.nic
+        nic_bytes_per_s = math.inf if nic is None else nic.pool_bytes_per_s
+        return Standing(
+            self.demand,
+            self.next_layer,
+            left_bytes,
+            self.origin_s,
+            self.begun_s,
+            nic_bytes_per_s,
+        )
 
     def __repr__(self) -> str:
         return f"<Flow of {self.job!r}, {self.sent_bytes} bytes sent>"

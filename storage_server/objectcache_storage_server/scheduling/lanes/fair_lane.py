@@ -1,7 +1,9 @@
 """Ways to choose whose fragment goes next. A lane holds the flows that may be chosen by it.
 
 A flow is in its lane from `add` to `discard`. It is not chosen while it is asleep (no room at its
-client's side; `wake` ends it), parked (its own rate says later) or held (its tenant's cap does).
+client's side; `wake` ends it), parked (its own rate says later) or held (its tenant's cap does, or
+the storage NIC that it goes to). Flows of one tenant to one NIC are held together, so that a slow
+NIC holds up nobody else.
 
 No call looks at all flows of a lane that has many.
 """
@@ -15,20 +17,32 @@ from typing import Generic
 
 from objectcache_storage_server.scheduling.lanes.delivery_flow import Flow, JobT
 from objectcache_storage_server.scheduling.lanes.keyed_line import KeyedLine
+from objectcache_storage_server.scheduling.lanes.nic_paces import Destination, Nic
 from objectcache_storage_server.scheduling.lanes.round_robin import DeficitRoundRobin
 
 MOVED_MAX = 16  # flows in one decision, from line to line; it must not take long
 
 
+class HeldLine(KeyedLine[Flow[JobT]]):
+    """Flows of one lane that are held for one destination; never empty."""
+
+    def __init__(self, destination: Destination, nic: Nic | None) -> None:
+        super().__init__()
+        self.destination = destination
+        self.nic = nic
+
+
 class FlowLane(ABC, Generic[JobT]):
     """Flows of one kind."""
+
+    is_pooled = True  # or they take fair turns: a NIC has a clock for each side
 
     def __init__(self) -> None:
         self.flows: dict[Flow[JobT], None] = {}
         self.tag = 0.0  # what it was sent, over what it is entitled to
         self._parked: KeyedLine[Flow[JobT]] = KeyedLine()
-        self._held: dict[str, KeyedLine[Flow[JobT]]] = {}  # by tenant
-        self._tenants: KeyedLine[str] = KeyedLine()  # of those, by the time when one flow is let go
+        self.held: dict[str, dict[str, HeldLine[JobT]]] = {}  # by tenant and NIC
+        self._opening: KeyedLine[HeldLine[JobT]] = KeyedLine()  # by when one flow is let go
 
     def add(self, flow: Flow[JobT], now_s: float) -> None:
         """The flow may be chosen from now on."""
@@ -42,7 +56,8 @@ class FlowLane(ABC, Generic[JobT]):
             del self.flows[flow]
             self._parked.discard(flow)
             self._unready(flow)
-            self._discard_held(flow)
+            if self.held:
+                self._discard_held(flow)
 
     def wake(self, flow: Flow[JobT], now_s: float) -> None:
         """The flow has room again."""
@@ -54,44 +69,63 @@ class FlowLane(ABC, Generic[JobT]):
         """The flow, which was chosen, has nothing that can go."""
         flow.asleep_since_s = now_s
         self._unready(flow)
-        self.let_go(flow.demand.tenant, -math.inf)
+        self.let_go(flow.destination, -math.inf)
 
     def park(self, flow: Flow[JobT], until_s: float) -> None:
         """The flow, which was chosen, may not go before `until_s`."""
         self._unready(flow)
         self._parked.put(flow, until_s)
-        self.let_go(flow.demand.tenant, -math.inf)
+        self.let_go(flow.destination, -math.inf)
 
     def hold(self, flow: Flow[JobT], until_s: float) -> None:
-        """The flow's tenant, whose flow was chosen, may send nothing before `until_s`."""
+        """What the flow, which was chosen, goes to may be sent nothing before `until_s`."""
         self._unready(flow)
-        tenant = flow.demand.tenant
-        self._held.setdefault(tenant, KeyedLine()).put(flow, self._rank(flow))
-        self.let_go(tenant, until_s)
+        tenant, nic = flow.destination
+        lines = self.held.setdefault(tenant, {})
+        if (line := lines.get(nic)) is None:
+            line = lines[nic] = HeldLine(flow.destination, flow.nic)
+        line.put(flow, self._rank(flow))
+        self._opening.put(line, until_s)
 
-    def let_go(self, tenant: str, at_s: float) -> None:
-        """One of the flows that are held for this tenant may be chosen from then on."""
-        if tenant in self._held:
-            self._tenants.put(tenant, at_s)
+    def let_go(self, destination: Destination, at_s: float) -> None:
+        """One of the flows that are held for this destination may be chosen from then on."""
+        tenant, nic = destination
+        if tenant in self.held and nic in self.held[tenant]:
+            self._opening.put(self.held[tenant][nic], at_s)
+
+    def let_go_tenant(self, tenant: str, at_s: float) -> None:
+        """The same of all that is held for this tenant, which may be sent nothing before."""
+        for line in self.held[tenant].values():
+            nic = line.nic
+            opens_at_s = at_s if nic is None else max(at_s, nic.next_at_s(pooled=self.is_pooled))
+            self._opening.put(line, opens_at_s)
 
     def let_go_anew(self, next_at_s: Callable[[str], float]) -> None:
         """The tenants' caps are others: `next_at_s` tells from when a tenant may send."""
-        for tenant in self._held:
-            self.let_go(tenant, next_at_s(tenant))
+        for tenant in self.held:
+            self.let_go_tenant(tenant, next_at_s(tenant))
+
+    def held_count(self, destination: Destination) -> int:
+        """Flows that are held for this destination."""
+        tenant, nic = destination
+        return len(self.held.get(tenant, {}).get(nic, ()))
 
     def _discard_held(self, flow: Flow[JobT]) -> None:
-        tenant = flow.demand.tenant
-        if (held := self._held.get(tenant)) is None:
+        tenant, nic = flow.destination
+        if (line := self.held.get(tenant, {}).get(nic)) is None:
             return
-        held.discard(flow)
-        if held:
-            self.let_go(tenant, -math.inf)  # it may be the one that was let go
+        line.discard(flow)
+        if line:
+            self._opening.put(line, -math.inf)  # it may be the one that was let go
         else:
-            self._forget_tenant(tenant)
+            self._forget(line)
 
-    def _forget_tenant(self, tenant: str) -> None:
-        del self._held[tenant]
-        self._tenants.discard(tenant)
+    def _forget(self, line: HeldLine[JobT]) -> None:
+        tenant, nic = line.destination
+        del self.held[tenant][nic]
+        if not self.held[tenant]:
+            del self.held[tenant]
+        self._opening.discard(line)
 
     def choose(self, now_s: float, *, again: bool = False) -> Flow[JobT] | None:
         """Whose turn it is: the caller sends a fragment of it and calls `sent`, or calls `sleep`,
@@ -109,27 +143,26 @@ class FlowLane(ABC, Generic[JobT]):
             self._parked.discard(parked[1])
             self._ready(parked[1], now_s)
         for _ in range(MOVED_MAX):
-            if (tenant := self._tenants.first()) is None or tenant[0] > now_s:
+            if (opening := self._opening.first()) is None or opening[0] > now_s:
                 break
-            self._let_one_go(tenant[1], now_s)
+            self._let_one_go(opening[1], now_s)
 
-    def _let_one_go(self, tenant: str, now_s: float) -> None:
-        self._tenants.discard(tenant)
-        held = self._held[tenant]
-        if (first := held.first()) is not None:
-            held.discard(first[1])
+    def _let_one_go(self, line: HeldLine[JobT], now_s: float) -> None:
+        self._opening.discard(line)
+        if (first := line.first()) is not None:
+            line.discard(first[1])
             self._ready(first[1], now_s)
-        if not held:
-            self._forget_tenant(tenant)
+        if not line:
+            self._forget(line)
 
     @property
     def wake_at_s(self) -> float:
         """When a flow that is parked or held may go; infinity where none is."""
-        parked, tenant = self._parked.first(), self._tenants.first()
-        return min(parked[0] if parked else math.inf, tenant[0] if tenant else math.inf)
+        parked, opening = self._parked.first(), self._opening.first()
+        return min(parked[0] if parked else math.inf, opening[0] if opening else math.inf)
 
     def _rank(self, flow: Flow[JobT]) -> float:
-        """Which of a tenant's held flows is let go first: the least; among equals the longest
+        """Which of a destination's held flows is let go first: the least; among equals the longest
         held.
         """
         return 0.0
@@ -153,6 +186,8 @@ class FlowLane(ABC, Generic[JobT]):
 
 class FairLane(FlowLane[JobT]):
     """Weighted deficit round robin; a tenant's weight is shared by its flows in the lane."""
+
+    is_pooled = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -76,6 +76,10 @@ class TenantPaces:
         pace = self._paces.get(tenant)
         return -math.inf if pace is None else pace.next_at_s
 
+    def has_cap(self, tenant: str) -> bool:
+        """Whether the tenant has a cap of its own."""
+        return tenant in self._paces
+
     def charge(self, tenant: str, length_bytes: int, now_s: float) -> None:
         """A piece of the tenant's goes now."""
         if pace := self._paces.get(tenant):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import islice
 
 from objectcache_storage_server.scheduling.lanes.delivery_flow import Flow, JobT
-from objectcache_storage_server.scheduling.lanes.due_times import (
-    PLANNED_MAX,
-    OriginSearch,
-    due_s,
-    urgency,
-)
+from objectcache_storage_server.scheduling.lanes.due_part import DueLine, DuePart
+from objectcache_storage_server.scheduling.lanes.due_times import due_s
 from objectcache_storage_server.scheduling.lanes.fair_lane import MOVED_MAX, FlowLane
-from objectcache_storage_server.scheduling.lanes.keyed_line import KeyedLine
+from objectcache_storage_server.scheduling.lanes.nic_paces import Nic
+from objectcache_storage_server.scheduling.lanes.open_lines import OpenLines
 
-LATE_S = 0.005  # behind its plan by this much, a delivery is a reason to plan again
-PLAN_AGAIN_S = 0.05  # at the earliest
-CAPACITY_CHANGE = 0.1  # of what was planned with: another reason
+PARTS_MAX = 8  # looked at in one decision; more take turns
+_ROUNDING = 1e-9  # of the cap
 
 
 class UrgentLane(FlowLane[JobT]):
@@ -25,142 +22,180 @@ class UrgentLane(FlowLane[JobT]):
 
     More flows than a plan is made for are chosen by a rule: of those that would come late if they
     waited, the most urgent; else the one that can wait least.
+
+    Flows to one NIC stand in a line of their own, which is passed over while the NIC is full. Where
+    all NICs together carry no more than the cap, each is planned by itself; else all are planned
+    together, because what one is sent another cannot be.
     """
 
-    def __init__(self, capacity_bytes_per_s: Callable[[float], float]) -> None:
-        """`capacity_bytes_per_s` tells, at a time, what all flows of the lane get together."""
+    def __init__(
+        self,
+        capacity_bytes_per_s: Callable[[float], float],
+        bound_bytes_per_s: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        """`capacity_bytes_per_s` tells, at a time, what all flows of the lane get together;
+        `bound_bytes_per_s` how much of the cap that is, infinity without one.
+        """
         super().__init__()
         self._capacity = capacity_bytes_per_s
-        self._line: KeyedLine[Flow[JobT]] = (
-            KeyedLine()
-        )  # by due time, or by the latest time to begin
-        self._late: KeyedLine[Flow[JobT]] = KeyedLine()  # by urgency
-        self._is_planned = True  # else by the rule
-        self._must_plan = False
-        self._planned_at_s = -math.inf
-        self._planned_capacity = math.inf
-        self._search: OriginSearch | None = None  # for an order better than the plan's
-        self._searched: list[Flow[JobT]] = []
+        self._bound = bound_bytes_per_s
+        self._lines: dict[Nic | None, DueLine[JobT]] = {}
+        self._parts: dict[Nic | None, DuePart[JobT]] = {}
+        self._must_regroup = False
+        self._grouped_by = math.inf  # the bound
+        self._open: OpenLines[JobT] = OpenLines()
         self._unranked: list[Flow[JobT]] = []  # whose key is of before a change
 
+    # --- who is planned with whom ---
+
     def add(self, flow: Flow[JobT], now_s: float) -> None:
-        self._must_plan = True
+        line = self._lines.get(flow.nic)
+        if line is None:
+            line = self._lines[flow.nic] = self._open.new_line(flow.nic)
+            self._group(line, None)
+            self._must_regroup = True
+        line.flow_count += 1
+        are_too_many = line.part.add(flow)
         super().add(flow, now_s)
-        if self._is_planned and len(self.flows) > PLANNED_MAX:
-            self._is_planned = False
-            self._search = None
-            self._rank_all(now_s)
+        if are_too_many:
+            line.part.go_by_rule(now_s)
 
     def discard(self, flow: Flow[JobT]) -> None:
-        self._must_plan = self._must_plan or flow in self.flows
+        if flow not in self.flows:
+            return
         super().discard(flow)
+        line = self._lines[flow.nic]
+        line.part.discard(flow)
+        line.flow_count -= 1
+        if not line.flow_count:
+            self._ungroup(line)
+            del self._lines[flow.nic]
+            self._open.forget(line)
+            self._must_regroup = True
+        if not self._lines:
+            self._unranked.clear()  # an empty lane makes no decision
+
+    def _group(self, line: DueLine[JobT], key: Nic | None) -> None:
+        """Plan the line with all others of this key."""
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = DuePart(self._capacity if key is None else self._slower(key))
+        part.lines.append(line)
+        line.part = part
+
+    def _slower(self, nic: Nic) -> Callable[[float], float]:
+        return lambda now_s: min(self._capacity(now_s), nic.pool_bytes_per_s)
+
+    def _ungroup(self, line: DueLine[JobT]) -> None:
+        line.part.lines.remove(line)
+        if not line.part.lines:
+            self._parts = {key: one for key, one in self._parts.items() if one is not line.part}
+
+    def _regroup(self, now_s: float) -> None:
+        """Where NICs have come or gone, or carry more or less, or the lane has more or less."""
+        bound = self._bound()
+        if not self._must_regroup and bound == self._grouped_by:
+            return
+        self._must_regroup, self._grouped_by = False, bound
+        together = sum(line.bytes_per_s for line in self._lines.values())
+        are_apart = bound == math.inf or together <= bound * (1 + _ROUNDING)
+        for nic, line in self._lines.items():
+            key = nic if are_apart and line.bytes_per_s < math.inf else None
+            if self._parts.get(key) is line.part:
+                continue
+            moved = [flow for flow in line.part.flows if flow.nic is nic]
+            for flow in moved:
+                line.part.discard(flow)
+            self._ungroup(line)
+            self._group(line, key)
+            are_too_many = [line.part.add(flow) for flow in moved]
+            if any(are_too_many):
+                line.part.go_by_rule(now_s)
+            self._unranked += [flow for flow in moved if flow in line]
+
+    # --- who may be chosen ---
 
     def _ready(self, flow: Flow[JobT], now_s: float) -> None:
-        self._late.discard(flow)
-        self._line.put(flow, self._key(flow, now_s))
-
-    def _key(self, flow: Flow[JobT], now_s: float) -> float:
-        if flow.is_sent:
-            return math.inf
-        standing = flow.standing()
-        if self._is_planned:
-            return due_s(standing, flow.planned_s)
-        return due_s(standing, flow.origin_s) - standing.left_bytes / self._capacity(now_s)
-
-    def _rank(self, flow: Flow[JobT]) -> float:
-        origin_s = flow.planned_s if self._is_planned else flow.origin_s
-        return math.inf if flow.is_sent else due_s(flow.standing(), origin_s)
-
-    def _rank_all(self, now_s: float) -> None:
-        for flow in [*self._line, *self._late]:
-            self._ready(flow, now_s)
+        line = self._lines[flow.nic]
+        line.part.ready(line, flow, now_s)
 
     def _unready(self, flow: Flow[JobT]) -> None:
-        self._line.discard(flow)
-        self._late.discard(flow)
+        self._lines[flow.nic].discard(flow)
+
+    def _rank(self, flow: Flow[JobT]) -> float:
+        origin_s = flow.planned_s if self._lines[flow.nic].part.is_planned else flow.origin_s
+        return math.inf if flow.is_sent else due_s(flow.standing(), origin_s)
+
+    def _is_ready(self, flow: Flow[JobT]) -> bool:
+        return flow in self.flows and flow in self._lines[flow.nic]
 
     def reckon_anew(self, flow: Flow[JobT], now_s: float) -> None:
         """The flow's window is another one."""
-        self._must_plan = self._must_plan or flow in self.flows
-        if flow in self._line or flow in self._late:
-            self._ready(flow, now_s)
+        if flow in self.flows:
+            self._lines[flow.nic].part.must_plan = True
+            if self._is_ready(flow):
+                self._ready(flow, now_s)
+
+    def nic_changed(self, nic: Nic) -> None:
+        """It carries more or less."""
+        if (line := self._lines.get(nic)) is not None:
+            line.part.must_plan = True
+            self._must_regroup = True
+            self._open.opens_otherwise(line)
 
     def reckon_all_anew(self) -> None:
         """The link or the weights are others: all flows are ranked again, a few a decision."""
-        self._must_plan = True
-        self._unranked = [*self._line, *self._late]
+        for part in self._parts.values():
+            part.must_plan = True
+        self._unranked = [
+            flow for line in self._lines.values() for flow in (*line.by_due, *line.late)
+        ]
+
+    # --- in a decision ---
 
     def _prepare(self, now_s: float) -> None:
         super()._prepare(now_s)
+        if len(self._lines) > 1 or len(self._parts) > 1:
+            self._regroup(now_s)
         for _ in range(min(MOVED_MAX, len(self._unranked))):
             flow = self._unranked.pop()
-            if flow in self._line or flow in self._late:
+            if self._is_ready(flow):
                 self._ready(flow, now_s)
-        if len(self.flows) > PLANNED_MAX:
-            self._rank_by_rule(now_s)
-        elif self._must_plan or self._is_off_plan(now_s):
-            self._plan(now_s)
-        elif self._search is not None:
-            self._search_on(now_s)
+        parts = self._parts
+        are_many = len(parts) > PARTS_MAX
+        for key, part in list(islice(parts.items(), PARTS_MAX)) if are_many else parts.items():
+            took_long = part.prepare(now_s)
+            if took_long or are_many:
+                parts[key] = parts.pop(key)  # the others first in the next decision
+            if took_long:
+                break
 
     def _first(self, now_s: float) -> Flow[JobT] | None:
-        chosen = self._late.first() or self._line.first()
-        return chosen[1] if chosen else None
+        if len(self._lines) > 1:
+            return self._open.first(now_s)
+        for line in self._lines.values():
+            if line.nic is None or line.opens_at_s <= now_s:
+                first = line.first()
+                return None if first is None else first[1]
+        return None
+
+    @property
+    def wake_at_s(self) -> float:
+        """The same, and when a NIC that is full may be sent something."""
+        if len(self._lines) > 1:
+            return min(super().wake_at_s, self._open.next_at_s())
+        wake_at_s = super().wake_at_s
+        for line in self._lines.values():
+            if line.nic is not None and line.first() is not None:
+                wake_at_s = min(wake_at_s, line.opens_at_s)
+        return wake_at_s
+
+    def standing_before(self, nic: Nic, now_s: float) -> int:
+        """Flows that could go but for this NIC."""
+        line = self._lines.get(nic)
+        if line is None or line.opens_at_s <= now_s:
+            return 0
+        return len(line.by_due) + len(line.late)
 
     def sent(self, flow: Flow[JobT], length_bytes: int, now_s: float) -> None:
         self._ready(flow, now_s)
-
-    # --- by the rule ---
-
-    def _rank_by_rule(self, now_s: float) -> None:
-        for _ in range(MOVED_MAX):
-            if (first := self._line.first()) is None or first[0] > now_s:
-                break
-            self._line.discard(first[1])
-            self._rank_late(first[1], now_s)
-        if (stalest := self._late.stalest()) is not None:
-            self._rank_late(stalest, now_s)
-
-    def _rank_late(self, flow: Flow[JobT], now_s: float) -> None:
-        """Urgency grows with time, of each flow at its own pace."""
-        key = math.inf
-        if not flow.is_sent:
-            key = urgency(flow.standing(), self._capacity(now_s), now_s)
-        self._late.put(flow, key)
-
-    # --- by the plan ---
-
-    def _is_off_plan(self, now_s: float) -> bool:
-        """Whether somebody comes later than planned, or the link is another one."""
-        if now_s - self._planned_at_s <= PLAN_AGAIN_S or (first := self._line.first()) is None:
-            return False
-        change = abs(self._capacity(now_s) - self._planned_capacity)
-        return first[0] < now_s - LATE_S or change > CAPACITY_CHANGE * self._planned_capacity
-
-    def _plan(self, now_s: float) -> None:
-        self._must_plan = False
-        self._is_planned = True
-        self._planned_at_s = now_s
-        self._planned_capacity = self._capacity(now_s)
-        self._take_over([flow for flow in self.flows if not flow.is_sent], None, now_s)
-
-    def _take_over(
-        self, flows: list[Flow[JobT]], order: Sequence[int] | None, now_s: float
-    ) -> None:
-        standings = [flow.standing() for flow in flows]
-        self._search = OriginSearch(standings, self._planned_capacity, now_s, order)
-        self._searched = flows
-        for flow, origin_s in zip(flows, self._search.origins_s(), strict=True):
-            flow.planned_s = origin_s
-        self._rank_all(now_s)
-
-    def _search_on(self, now_s: float) -> None:
-        assert self._search is not None
-        if self._search.try_one():
-            flows = [self._searched[index] for index in self._search.order]
-            flows = [flow for flow in flows if not flow.is_sent]
-            left = self._search.left
-            self._take_over(flows, range(len(flows)), now_s)  # as they stand now
-            self._search.left = left
-        elif self._search.is_over:
-            self._search, self._searched = None, []

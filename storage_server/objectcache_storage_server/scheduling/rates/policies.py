@@ -12,10 +12,11 @@ everybody has its limit and the rest of the link stays free.
 | stall_opt | sqrt(w s), which minimises the sum of w s / r | s / c, the zero-stall rate |
 | calibrated_stall_opt | sqrt(w s) | s / c and the margin |
 
-Nobody gets more than its client wants. A tenant's cap bounds the sum of its deliveries. The level
-at which a tenant reaches its cap is the same whatever the others do, so sharing the cap inside the
-tenant first, and taking the result as further limits of its deliveries, is exact and needs no
-repetition.
+Nobody gets more than its client wants. A tenant's cap bounds the sum of its deliveries, and so does
+what a storage NIC carries, the sum of those that go to it. The level at which a tenant reaches its
+cap is the same whatever the others do, so sharing the cap inside the tenant first, and taking the
+result as further limits of its deliveries, is exact and needs no repetition. All that go to a NIC
+are of one tenant, so the same holds of the NIC within the tenant, and comes before.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import get_args
+from typing import TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from objectcache_schemas.policy_names import PolicyName
 from objectcache_storage_server.scheduling.demand import Demand
+from objectcache_storage_server.scheduling.lanes.nic_paces import Destination
 
+OwnerT = TypeVar("OwnerT", str, Destination)
 Weighting = Callable[[Sequence[Demand]], list[float]]
 Limiting = Callable[[Sequence[Demand], float], list[float]]
 Floats = npt.NDArray[np.float64]
@@ -45,12 +48,13 @@ def assigned_rates(
     cap_bytes_per_s: float,
     margin_bytes_per_s: float = 0.0,
     tenant_caps: Mapping[str, float] = {},
+    nic_caps: Mapping[Destination, float] = {},
 ) -> list[float]:
     """Bytes per second of each demand, in their order; the sum is at most the cap.
 
-    `policy` is one of `RATE_POLICIES`. `tenant_caps` is bytes per second by tenant; a tenant
-    without an entry has no cap of its own. A rate is infinite where neither a cap nor a limit
-    bounds it.
+    `policy` is one of `RATE_POLICIES`. `tenant_caps` is bytes per second by tenant, `nic_caps` the
+    same by what NICs carry; who has no entry has no cap of its own. A rate is infinite where
+    neither a cap nor a limit bounds it.
 
     A demand without a compute window has no zero-stall rate: stall_opt sets it no limit, and
     bw_prop gives it its weight's share of the cap before the others share the rest.
@@ -58,8 +62,10 @@ def assigned_rates(
     weighting, limiting = _POLICIES[policy]
     weights, limits = weighting(demands), limiting(demands, margin_bytes_per_s)
     limits = [min(limit, demand.rate_max) for limit, demand in zip(limits, demands, strict=True)]
+    if nic_caps:
+        _limit_together([(one.tenant, one.nic) for one in demands], weights, limits, nic_caps)
     if tenant_caps:
-        _limit_tenants(demands, weights, limits, tenant_caps)
+        _limit_together([one.tenant for one in demands], weights, limits, tenant_caps)
     return water_filled(weights, limits, cap_bytes_per_s)
 
 
@@ -99,22 +105,22 @@ def _water_filled_arrays(weights: Floats, limits: Floats, budget: float) -> list
     return rates
 
 
-def _limit_tenants(
-    demands: Sequence[Demand],
+def _limit_together(
+    owners: Sequence[OwnerT],
     weights: list[float],
     limits: list[float],
-    tenant_caps: Mapping[str, float],
+    caps: Mapping[OwnerT, float],
 ) -> None:
-    """Lower the limits of capped tenants' demands to what their tenant's cap allows them."""
-    members: dict[str, list[int]] = {}
-    for index, demand in enumerate(demands):
-        if demand.tenant in tenant_caps:
-            members.setdefault(demand.tenant, []).append(index)
-    for tenant, indices in members.items():
+    """Lower the limits of demands to what the cap of their tenant, or their NIC, allows them."""
+    members: dict[OwnerT, list[int]] = {}
+    for index, owner in enumerate(owners):
+        if owner in caps:
+            members.setdefault(owner, []).append(index)
+    for owner, indices in members.items():
         shares = water_filled(
             [weights[index] for index in indices],
             [limits[index] for index in indices],
-            tenant_caps[tenant],
+            caps[owner],
         )
         for index, share in zip(indices, shares, strict=True):
             limits[index] = share

@@ -50,7 +50,9 @@ class WindowFinder:
         """
         if descriptor.compute_window_s == WHOLE_S:
             return Window(None, WindowSource.WHOLE)
-        window_s, source = self._said(descriptor, bucket, identity, fingerprint, chunk_count)
+        window_s, source = self._said(
+            descriptor, bucket, identity, fingerprint, descriptor.window_chunks(chunk_count)
+        )
         if window_s is None:
             return NO_WINDOW
         layer_bytes = chunk_count * descriptor.per_layer_chunk_bytes
@@ -102,7 +104,9 @@ class WindowFinder:
 
 
 def shape_of(descriptor: Descriptor, bucket: str, chunk_count: int) -> DeliveryShape:
-    """The shape of a delivery of `chunk_count` chunks; holds little of the descriptor."""
+    """The shape of a delivery of `chunk_count` chunks, all that the engine gets; holds little of
+    the descriptor.
+    """
     cached_tokens = chunk_count * descriptor.chunk_tokens
     computed_tokens = descriptor.computed_tokens
     if computed_tokens is None and descriptor.context_tokens is not None:

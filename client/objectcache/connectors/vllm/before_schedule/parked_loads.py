@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager
 
-from objectcache.connectors.store.outage import Outage
 from objectcache.connectors.vllm.before_schedule.side_copies import SideCopies
 from objectcache.connectors.vllm.plans import LoadPlan
 from objectcache.connectors.vllm.store import Complaints
-from objectcache.connectors.vllm.worker.loads import CLOSING_S, Load
-from objectcache.connectors.vllm.worker.paged_layout import PagedLayer
+from objectcache.connectors.vllm.worker.block_copies import BlockCopies
+from objectcache.connectors.vllm.worker.loads import CLOSING_S, Load, SharedByLoads
 from objectcache.deliveries.delivery import Delivery
 from objectcache_schemas.errors import Unavailable
 
@@ -35,21 +34,24 @@ class ParkedLoads:
     def __init__(
         self,
         fetch: Callable[[LoadPlan], Delivery],
-        layers: Sequence[PagedLayer],
+        copies: BlockCopies,
         timeout_s: float,
-        copies: SideCopies,
+        side_copies: SideCopies,
+        shared: SharedByLoads | None = None,
     ) -> None:
-        """`timeout_s` bounds the wait for a load's layers, from its start to its last one."""
+        """`timeout_s` bounds the wait for a load's layers, from its start to its last one.
+        `shared` is what other loads of the same client have, too.
+        """
         self._fetch = fetch
-        self._layers = layers
-        self._timeout_s = timeout_s
         self._copies = copies
-        self._outage = Outage(logger)
+        self._timeout_s = timeout_s
+        self._side_copies = side_copies
+        self._shared = shared or SharedByLoads()
+        self._outage = self._shared.outage
         self._asking = ThreadPoolExecutor(LOADS_MAX, "objectcache-ask")
-        self._laying = ThreadPoolExecutor(LOADS_MAX, "objectcache-lay")
+        self._laying = ThreadPoolExecutor(LOADS_MAX, "objectcache-lay", copies.enter_thread)
         self._lock = threading.Lock()
         self._under_way: dict[str, Load] = {}
-        self._closing: set[Future[None]] = set()
         self._ended: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._complaints = Complaints(logger, "loading stored KV failed, its blocks are computed")
@@ -64,14 +66,14 @@ class ParkedLoads:
 
     def start(self, plans: Iterable[LoadPlan]) -> None:
         """Ask for the blocks of requests; returns without waiting."""
-        self._closing = {closed for closed in self._closing if not closed.done()}
+        closing = self._shared.closing()
         for plan in plans:
-            asked = self._asking.submit(self._ask, plan, frozenset(self._closing))
-            load = Load(plan, asked, self._outage)
+            asked = self._asking.submit(self._ask, plan, closing)
+            load = Load(plan, asked, self._copies, self._outage)
             with self._lock:
                 self._under_way[plan.request_id] = load
             deadline_s = time.monotonic() + self._timeout_s
-            self._laying.submit(self._run, load, deadline_s, self._copies.behind_steps())
+            self._laying.submit(self._run, load, deadline_s, self._side_copies.behind_steps())
 
     def give_up(self, request_ids: Iterable[str]) -> None:
         """Nobody wants these any more. They end soon, with all of their blocks failed; what is not
@@ -82,7 +84,7 @@ class ParkedLoads:
             for load in loads:
                 load.given_up = True
         for load in loads:
-            self._closing.add(self._asking.submit(load.close))
+            self._shared.closes(self._asking.submit(load.close))
 
     def take_ended(self) -> set[str]:
         """Requests whose loads have ended; each is told once.
@@ -110,19 +112,21 @@ class ParkedLoads:
     def _run(self, load: Load, deadline_s: float, copying: AbstractContextManager[None]) -> None:
         try:
             with copying:
-                for number, layer in enumerate(self._layers):
+                for layer in range(len(self._copies.layers)):
                     if not load.given_up:
-                        load.install(number, layer, deadline_s)
+                        load.install(layer, deadline_s)
         except Exception as error:  # a device tells of a copy that failed when it is waited for
             load.fail(error)
         finally:
-            load.end(len(self._layers))
+            load.end(len(self._copies.layers))
+            load.stop()
             self._end(load)
 
     def _end(self, load: Load) -> None:
         """Its memory goes before its end is told, where that is quick: when all of it has come."""
         if load.failure is None:
             load.close()
+        self._shared.ended(load)
         name = load.plan.request_id
         with self._lock:
             failed = load.plan.block_ids if load.given_up else load.failed_blocks

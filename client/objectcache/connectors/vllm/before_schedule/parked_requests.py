@@ -25,6 +25,13 @@ class ParkedRequests:
         self._loading[load.request_id] = load
         self._begun.append(load)
 
+    def among(self, block_ids: Collection[int]) -> set[int]:
+        """Those of these blocks that belong to a request that is loading. No other request has
+        them.
+        """
+        held = (block for load in self._loading.values() for block in load.block_ids)
+        return set(block_ids).intersection(held)
+
     def failed(self, block_ids: Collection[int]) -> None:
         """A rank could not load these. Of a request whose first one is among them none will come
         into the engine's prefix cache.

@@ -23,6 +23,7 @@ COUNTERS: Mapping[str, str] = {
     "failed_lookups": "Lookups that failed; they count as nothing stored.",
     "hits": "Requests that the store had a prefix of which was loaded.",
     "hit_tokens": "Tokens of those prefixes.",
+    "parked_hits": "Of those requests, the ones that were parked until it was loaded.",
     "loads": "Loads that ended, one for each hit and rank.",
     "failed_loads": "Loads that failed, or were cut short; what they lack is computed.",
     "loaded_blocks": "Blocks that were loaded, on each rank.",

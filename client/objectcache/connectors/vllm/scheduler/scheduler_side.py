@@ -12,11 +12,23 @@ from objectcache.connectors.identity.adapters import Adapters
 from objectcache.connectors.store.load_budget import LoadBudget
 from objectcache.connectors.timing.compute_windows import BatchShape
 from objectcache.connectors.vllm.before_schedule.parked_requests import ParkedRequests
+from objectcache.connectors.vllm.before_schedule.parking_choice import (
+    ParkingChoice,
+    had_better_park,
+)
 from objectcache.connectors.vllm.geometry import EngineGeometry
-from objectcache.connectors.vllm.plans import LoadPlan, SavePlan, StepPlan, StepVerdicts
+from objectcache.connectors.vllm.load_mode import LoadMode
+from objectcache.connectors.vllm.plans import (
+    LoadPlan,
+    SavePlan,
+    StepPlan,
+    StepVerdicts,
+    WorkerMeasures,
+)
 from objectcache.connectors.vllm.reports.engine_metrics import Increments
 from objectcache.connectors.vllm.scheduler.lookups import NOTHING_STORED, Lookup, Lookups
 from objectcache.connectors.vllm.scheduler.recently_saved import RecentlySaved
+from objectcache.connectors.vllm.scheduler.route_hints import hinted_relay
 from objectcache.connectors.vllm.scheduler.tainted import OpenSteps, TaintedBlocks
 from objectcache.connectors.vllm.scheduler.tracked_request import TrackedRequest
 
@@ -25,13 +37,18 @@ ANSWER_VALID_S = 10.0  # a request that waited longer asks again: its blocks may
 
 @dataclass(frozen=True, slots=True)
 class SideRoles:
-    """What `kv_role` allows the engine: to use what is stored, and to store. With `parks` requests
-    are parked until what they use is loaded.
+    """What `kv_role` allows the engine: to use what is stored, and to store; and when it loads:
+    never `auto`.
     """
 
     loads: bool
     saves: bool
-    parks: bool = False
+    mode: LoadMode = LoadMode.LAYERWISE
+
+    @property
+    def parks_some(self) -> bool:
+        """Whether requests may be parked until what they use is loaded."""
+        return self.loads and self.mode is not LoadMode.LAYERWISE
 
 
 class SchedulerSide:
@@ -45,8 +62,11 @@ class SchedulerSide:
         fetch_tokens_min: int,
         adapters: Adapters,
         budget: LoadBudget,
+        choice: ParkingChoice,
     ) -> None:
-        """`budget` is of the rank whose blocks are largest."""
+        """`budget` is of the rank whose blocks are largest. `choice` chooses who is parked, in that
+        mode.
+        """
         self._geometry = geometry
         self._adapters = adapters
         self._budget = budget
@@ -57,6 +77,7 @@ class SchedulerSide:
         self._tracked: dict[str, TrackedRequest] = {}
         self._loads: dict[str, LoadPlan] = {}
         self._parked = ParkedRequests(budget)
+        self._choice = choice
         self._recent = RecentlySaved()
         self._verdicts = StepVerdicts()
         self._tainted = TaintedBlocks()
@@ -65,11 +86,7 @@ class SchedulerSide:
         self._counts = Increments()
         self._hits = 0
         self.hit_tokens = 0
-
-    @property
-    def parks(self) -> bool:
-        """Whether requests are parked until their KV is loaded."""
-        return self._roles.parks
+        self._parked_hits = 0
 
     # --- what the scheduler asks ---
 
@@ -85,6 +102,9 @@ class SchedulerSide:
 
         A whole number of blocks, no more than one step may load, and never the prompt's last token,
         which is always computed.
+
+        A request that is parked holds no block that a load of this step fills: whether that is
+        whole is known with the next step, and vLLM takes nothing back of requests that are parked.
         """
         if not self._roles.loads or request.skip_reading_prefix_cache:
             return 0
@@ -108,13 +128,28 @@ class SchedulerSide:
         tokens: int = (tracked.local + blocks) * self._geometry.block_tokens - computed_tokens
         if tokens < self._fetch_tokens_min:
             return 0
-        return tokens if self._budget.has_room(blocks) else None
+        tracked.parks = self._had_better_park(request, blocks, computed_tokens + tokens)
+        waits = tracked.parks and computed_tokens > 0 and bool(self._loads)
+        return tokens if self._budget.has_room(blocks) and not waits else None
+
+    def parks(self, request: Any) -> bool:
+        """Whether the request is to be parked until the tokens are there that `matched_tokens` has
+        told last.
+        """
+        tracked = self._tracked.get(request.request_id)
+        return tracked is not None and tracked.parks
+
+    def _had_better_park(self, request: Any, blocks: int, loaded_tokens: int) -> bool:
+        if self._roles.mode is not LoadMode.PER_REQUEST:
+            return self._roles.parks_some
+        return had_better_park(self._choice.expected(blocks, loaded_tokens, request.num_tokens))
 
     def allocated(self, request: Any, block_ids: Sequence[int], external_tokens: int) -> None:
         """The request has its blocks: load what was matched, with the next step. vLLM tells it once
         more when a parked request is scheduled, with nothing to load then.
         """
-        self._open.begins(request.request_id, external_tokens > 0 and not self.parks)
+        parks = self.parks(request)
+        self._open.begins(request.request_id, external_tokens > 0 and not parks)
         if external_tokens == 0:
             return
         tracked = self._tracked[request.request_id]
@@ -128,9 +163,11 @@ class SchedulerSide:
             hashes=tuple(request.block_hashes[begin:end]),
             context_tokens=request.num_prompt_tokens,
             weights=self._names_of(tracked.adapter).namespace.weights_revision,
+            relay=hinted_relay(getattr(request, "kv_transfer_params", None)),
         )
-        if self.parks:
+        if parks:
             self._parked.park(load)
+            self._parked_hits += 1
         else:
             self._loads[request.request_id] = load
         self._hits += 1
@@ -139,7 +176,8 @@ class SchedulerSide:
     def finished(self, request_id: str) -> None:
         """The request is gone. What is to be saved of it has been copied from its blocks."""
         self._tracked.pop(request_id, None)
-        self._loads.pop(request_id, None)
+        if (load := self._loads.pop(request_id, None)) is not None:
+            self._budget.give_back(len(load.block_ids))
         self._parked.give_up(request_id)
 
     def unstored(self, hashes: Collection[bytes]) -> None:
@@ -154,6 +192,7 @@ class SchedulerSide:
                 "failed_lookups": self._lookups.failures,
                 "hits": self._hits,
                 "hit_tokens": self.hit_tokens,
+                "parked_hits": self._parked_hits,
             }
         )
 
@@ -175,7 +214,7 @@ class SchedulerSide:
         self._geometry = self._geometry.with_weights(weights)
         self._forget_saves()
         self._recent = RecentlySaved()
-        self._loads.clear()
+        self._take_loads()
         self._parked.outdate()
         for tracked in self._tracked.values():
             tracked.renew()
@@ -186,10 +225,8 @@ class SchedulerSide:
 
     def plan(self, scheduled_tokens: dict[str, int], blocks: Any) -> StepPlan:
         """The step that was just scheduled. `blocks.get_block_ids(request_id)` is its table."""
-        loads, self._loads = self._loads, {}
+        loads = self._take_loads()
         parked, given_up = self._parked.take()
-        if not self.parks:
-            self._budget.clear()
         self._tainted.loaded(block for load in parked for block in load.block_ids)
         spoilt = self._spoilt(scheduled_tokens, blocks, loads) if self._tainted else set[str]()
         self._parked.scheduled(scheduled_tokens)
@@ -201,7 +238,16 @@ class SchedulerSide:
             self._saves_of_step[step] = saves
         good, bad = self._verdicts.take()
         batch = self._batch(scheduled_tokens)
+        if batch.tokens:
+            self._choice.planned(step, self._next_batch(scheduled_tokens), time.monotonic())
         return StepPlan(step, tuple(loads.values()), saves, good, bad, batch, parked, given_up)
+
+    def _take_loads(self) -> dict[str, LoadPlan]:
+        """The loads of the step that is scheduled now; it alone holds memory for them."""
+        loads, self._loads = self._loads, {}
+        for load in loads.values():
+            self._budget.give_back(len(load.block_ids))
+        return loads
 
     def _batch(self, scheduled_tokens: dict[str, int]) -> BatchShape:
         """What the step computes; a request's tokens count before vLLM counts the step's."""
@@ -210,6 +256,16 @@ class SchedulerSide:
             for request_id, count in scheduled_tokens.items()
             if (tracked := self._tracked.get(request_id)) is not None
         )
+
+    def _next_batch(self, scheduled_tokens: dict[str, int]) -> BatchShape:
+        """What the requests of the step will compute in the next one: a token, or what is left."""
+        tracked_counts = (
+            (self._tracked[name].request, count)
+            for name, count in scheduled_tokens.items()
+            if name in self._tracked
+        )
+        ends = ((request, request.num_computed_tokens + count) for request, count in tracked_counts)
+        return BatchShape.of((max(1, request.num_tokens - end), end) for request, end in ends)
 
     def _spoilt(
         self, scheduled_tokens: dict[str, int], blocks: Any, loads: dict[str, LoadPlan]
@@ -233,13 +289,18 @@ class SchedulerSide:
         """Every worker has loaded what it could for these requests."""
         self._parked.ended(request_ids)
 
+    def measured(self, steps: set[int], measures: WorkerMeasures) -> None:
+        """What every worker has measured until it was through with these steps."""
+        self._choice.reported(steps, measures, time.monotonic())
+
     def reported(self, steps: set[int], failed_block_ids: Collection[int]) -> None:
         """Every worker is through with these steps, and could not load these blocks."""
-        if failed_block_ids and self.parks:
-            self._start_over(failed_block_ids)  # no step has read them, and nobody finds them
-            self._parked.failed(failed_block_ids)
-        if failed_block_ids and not self.parks:
-            self._failed(failed_block_ids)
+        parked = self._parked.among(failed_block_ids)
+        if parked:
+            self._start_over(parked)  # no step has read them, and nobody finds them
+            self._parked.failed(parked)
+        if read := set(failed_block_ids) - parked:
+            self._failed(read)
         else:
             self._verdicts.reported(steps, failed=False)
             for step in steps:

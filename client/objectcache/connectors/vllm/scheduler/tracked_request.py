@@ -14,7 +14,8 @@ from objectcache.connectors.vllm.scheduler.lookups import NOTHING_STORED, Lookup
 class TrackedRequest:
     """A request, from its arrival to its end. Ends and counts are in blocks.
 
-    `adapter` is the revision of the request's adapter; None where its KV has no name.
+    `adapter` is the revision of the request's adapter; None where its KV has no name. `parks` is
+    what was chosen for its load.
     """
 
     request: Any
@@ -24,6 +25,7 @@ class TrackedRequest:
     stored: int = 0
     saved_end: int = 0
     loaded: tuple[int, ...] = ()
+    parks: bool = False
 
     def start_over(self, failed_block_ids: Collection[int]) -> None:
         """Some of its blocks were not there: save them from the first of these on, once they are

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
+from objectcache.connectors.timing.compute_windows import BatchShape
 from objectcache.connectors.timing.moments import Clock
-from objectcache.connectors.timing.step_windows import Step, StepWindows
+from objectcache.connectors.timing.step_windows import Step, StepTiming, StepWindows
 from objectcache.connectors.vllm.plans import LoadPlan, StepPlan
-from objectcache.deliveries.delivery import Delivery
-from objectcache_schemas.compute_windows import WHOLE_S
-
-
-@dataclass(frozen=True, slots=True)
-class LoadTiming:
-    """What a fetch says of one load. Without a `step` nothing is computed between its layers."""
-
-    fingerprint: str
-    window_s: float | None = WHOLE_S
-    computed_tokens: int | None = None
-    step: Step | None = field(default=None, repr=False)
-
-    def begun(self, delivery: Delivery) -> None:
-        """The load's delivery is there: it hears what the step consumes."""
-        if self.step is not None:
-            self.step.joins(delivery.reports)
 
 
 class LoadTimings:
@@ -33,11 +17,17 @@ class LoadTimings:
     Every delivery of a step has the step's window: it computes a layer of all its requests at once.
     """
 
-    def __init__(self, clock: Clock, fingerprint: str) -> None:
-        self._windows = StepWindows(clock)
+    def __init__(
+        self,
+        clock: Clock,
+        fingerprint: str,
+        learned: Callable[[BatchShape, float], None] | None = None,
+    ) -> None:
+        """`learned` is that of `StepWindows`."""
+        self._windows = StepWindows(clock, learned)
         self._fingerprint = fingerprint
         self._step: Step | None = None
-        self._timings: dict[str, LoadTiming] = {}
+        self._timings: dict[str, StepTiming] = {}
 
     def step_begins(self, plan: StepPlan) -> None:
         """The engine computes what the plan says."""
@@ -50,12 +40,12 @@ class LoadTimings:
             return
         window_s = self._windows.expected_s(plan.batch)
         computed_tokens = plan.batch.tokens or None
-        timing = LoadTiming(self._fingerprint, window_s, computed_tokens, self._step)
+        timing = StepTiming(self._fingerprint, window_s, computed_tokens, self._step)
         self._timings = {load.request_id: timing for load in plan.loads}
 
-    def of(self, plan: LoadPlan) -> LoadTiming:
+    def of(self, plan: LoadPlan) -> StepTiming:
         """The timing of a load; one that belongs to no step is loaded as a whole."""
-        return self._timings.get(plan.request_id) or LoadTiming(self._fingerprint)
+        return self._timings.get(plan.request_id) or StepTiming(self._fingerprint)
 
     def wait_begins(self) -> None:
         """The engine wants its next layer."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from objectcache.gpu.pieces import BlockPart
 from objectcache.payload import Bytes
 from objectcache_schemas.errors import InvalidRequest
 
@@ -44,7 +45,12 @@ class PagedLayer:
             self._parts = [_by_block(half, block_count) for half in halves]
         except RuntimeError as error:
             raise InvalidRequest(f"KV tensor {_described(cache)}: {error}") from error
+        self.block_count = block_count
         self.slice_bytes = sum(_bytes_of_one(part) for part in self._parts)
+
+    def block_parts(self) -> list[BlockPart]:
+        """The runs of bytes of each block, in a slice's order."""
+        return [found for part in self._parts for found in _runs_of_bytes(part)]
 
     def load(self, block_ids: Sequence[int], slices: Bytes) -> None:
         """Lay slices into blocks: uint8[len(block_ids), slice_bytes], rows contiguous."""
@@ -58,12 +64,37 @@ class PagedLayer:
             for first, count, block in runs(block_ids):
                 target[first : first + count].copy_(part[block : block + count])
 
+    def index(self, block_ids: Sequence[int]) -> Any:
+        """The blocks as `gather` and `scatter` take them, where the blocks are."""
+        import torch  # pyright: ignore[reportMissingImports]
+
+        return torch.tensor(block_ids, dtype=torch.int64, device=self._parts[0].device)
+
+    def buffer(self, count: int) -> Any:
+        """Memory for so many slices where the blocks are: uint8[count, slice_bytes]."""
+        import torch  # pyright: ignore[reportMissingImports]
+
+        shape = (count, self.slice_bytes)
+        return torch.empty(shape, dtype=torch.uint8, device=self._parts[0].device)
+
+    def scatter(self, index: Any, buffer: Any) -> None:
+        """Lay slices of a buffer into blocks: one kernel a part, whatever the blocks' order."""
+        for part, source in zip(self._parts, self._views(buffer), strict=True):
+            _as_integers(part).index_copy_(0, index, _as_integers(source))
+
+    def gather(self, index: Any, buffer: Any) -> None:
+        """Take the blocks' slices into a buffer."""
+        for part, target in zip(self._parts, self._views(buffer), strict=True):
+            _as_integers(target).copy_(_as_integers(part).index_select(0, index))
+
     def _typed(self, slices: Bytes) -> list[Any]:
         """The slices as views of the parts' shapes and type."""
         import torch  # pyright: ignore[reportMissingImports]
 
         assert slices.shape[1] == self.slice_bytes
-        rows = torch.from_numpy(slices)
+        return self._views(torch.from_numpy(slices))
+
+    def _views(self, rows: Any) -> list[Any]:
         typed = []
         begin = 0
         for part in self._parts:
@@ -151,6 +182,33 @@ def _by_block(half: Any, block_count: int) -> Any:
 def _bytes_of_one(part: Any) -> int:
     count: int = part[0].numel() * part.element_size()
     return count
+
+
+def _as_integers(tensor: Any) -> Any:
+    """The same bytes as integers: not every operation knows every kind of number."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(kinds[tensor.element_size()])
+
+
+def _runs_of_bytes(part: Any) -> list[BlockPart]:
+    """What of a block's elements, in their order, lies in one piece."""
+    length, inner = 1, part.ndim
+    while inner > 1 and (part.shape[inner - 1] == 1 or part.stride(inner - 1) == length):
+        inner -= 1
+        length *= part.shape[inner]
+    item_bytes = part.element_size()
+    offsets = [0]
+    for axis in range(1, inner):
+        steps = [part.stride(axis) * index for index in range(part.shape[axis])]
+        offsets = [offset + step for offset in offsets for step in steps]
+    return [
+        BlockPart(
+            part.data_ptr() + offset * item_bytes, part.stride(0) * item_bytes, length * item_bytes
+        )
+        for offset in offsets
+    ]
 
 
 def _described(cache: Any) -> str:

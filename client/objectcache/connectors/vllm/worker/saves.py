@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from objectcache.connectors.vllm.plans import SavePlan
 from objectcache.connectors.vllm.store import Complaints
 from objectcache.connectors.vllm.worker.arena import Arena
-from objectcache.connectors.vllm.worker.paged_layout import PagedLayer
+from objectcache.connectors.vllm.worker.block_copies import BlockCopies, BlocksOut, HostArrival
 from objectcache.connectors.vllm.worker.staging import SlotStaging
 from objectcache.payload import Bytes
 
@@ -31,6 +31,8 @@ class SavePiece:
     slot: int
     weights: str
     staged: set[int] = field(default_factory=set[int])  # layers
+    arrivals: list[HostArrival] = field(default_factory=list[HostArrival])  # of what is staged
+    dropped: bool = False
 
 
 def pieces(plan: SavePlan) -> list[tuple[tuple[int, ...], tuple[bytes, ...], bytes | None]]:
@@ -53,12 +55,12 @@ class Saves:
     def __init__(
         self,
         put: Callable[[SavePiece, Bytes], None],
-        layers: Sequence[PagedLayer],
+        copies: BlockCopies,
         staging: SlotStaging,
     ) -> None:
-        """`put` stores a piece out of its slots in `staging`."""
+        """`put` stores a piece out of its slots in `staging`, into which `copies` go."""
         self._put = put
-        self._layers = layers
+        self._copies = copies
         self._staging = staging
         self._arena = Arena(staging.slot_count)
         self._draining = False  # until nothing is in a slot any more
@@ -100,15 +102,18 @@ class Saves:
 
     def save(self, layer: int) -> None:
         """A layer of the step's blocks is computed: copy it out of them."""
+        moves = [BlocksOut(piece.block_ids, self._slots(piece)[:, layer]) for piece in self._step]
+        arrival = self._copies.save(layer, moves) if moves else None
         for piece in self._step:
-            self._layers[layer].store(piece.block_ids, self._slots(piece)[:, layer])
+            if arrival is not None:
+                piece.arrivals.append(arrival)
             piece.staged.add(layer)
 
     def end_step(self, step: int) -> None:
         """The step is computed; its blocks may be used for something else."""
-        whole = [piece for piece in self._step if len(piece.staged) == len(self._layers)]
+        whole = [piece for piece in self._step if len(piece.staged) == len(self._copies.layers)]
         for piece in self._step:
-            if len(piece.staged) < len(self._layers):
+            if len(piece.staged) < len(self._copies.layers):
                 self._drop(piece)
         self._step = []
         if whole:
@@ -125,7 +130,11 @@ class Saves:
 
     def _drop(self, piece: SavePiece) -> None:
         self._forget(piece.hashes)
-        self._free(piece)
+        if piece.arrivals:  # its slots may be written still
+            piece.dropped = True
+            self._queue.put(piece)
+        else:
+            self._free(piece)
 
     def _forget(self, hashes: Sequence[bytes]) -> None:
         self.dropped_blocks += len(hashes)
@@ -157,6 +166,11 @@ class Saves:
     def _run(self) -> None:
         while (piece := self._queue.get()) is not None:
             try:
+                failure = self._arrive(piece)
+                if piece.dropped:
+                    continue
+                if failure is not None:
+                    raise failure
                 self._put(piece, self._slots(piece))
                 self.saved_blocks += len(piece.hashes)
             except Exception as error:  # it must not end the thread
@@ -164,6 +178,17 @@ class Saves:
                 self._tell_unstored(piece.hashes)
             finally:
                 self._renew_after(piece)
+
+    def _arrive(self, piece: SavePiece) -> Exception | None:
+        """Wait until nothing is on its way into the piece's slots; what has failed of it."""
+        failure: Exception | None = None
+        for arrival in piece.arrivals:
+            try:
+                arrival.wait()
+            except Exception as error:
+                failure = error
+        piece.arrivals.clear()
+        return failure
 
     def _renew_after(self, piece: SavePiece) -> None:
         """Free a piece's slots; where no slot may be used again, take other memory once all that

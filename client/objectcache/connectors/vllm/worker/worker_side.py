@@ -7,18 +7,22 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from objectcache.connectors.store.route_hints import route_by
 from objectcache.connectors.store.stored_chunks import put_chunks_absent
 from objectcache.connectors.timing.moments import Clock
+from objectcache.connectors.timing.step_windows import StepTiming
 from objectcache.connectors.vllm.before_schedule.parked_loads import ParkedLoads
 from objectcache.connectors.vllm.before_schedule.side_copies import SideCopies
 from objectcache.connectors.vllm.geometry import EngineGeometry
-from objectcache.connectors.vllm.plans import LoadPlan, StepPlan
+from objectcache.connectors.vllm.plans import LoadPlan, StepPlan, WorkerMeasures
 from objectcache.connectors.vllm.reports.engine_metrics import Increments
 from objectcache.connectors.vllm.settings import VllmSettings
 from objectcache.connectors.vllm.store import Store
-from objectcache.connectors.vllm.worker.load_timings import LoadTiming, LoadTimings
-from objectcache.connectors.vllm.worker.loads import Loads
-from objectcache.connectors.vllm.worker.paged_layout import ContentShape, PagedLayer
+from objectcache.connectors.vllm.worker.block_copies import BlockCopies
+from objectcache.connectors.vllm.worker.load_timings import LoadTimings
+from objectcache.connectors.vllm.worker.loads import Loads, SharedByLoads
+from objectcache.connectors.vllm.worker.measured_work import MeasuredWork
+from objectcache.connectors.vllm.worker.paged_layout import ContentShape
 from objectcache.connectors.vllm.worker.saves import SavePiece, Saves
 from objectcache.connectors.vllm.worker.staging import SlotStaging
 from objectcache.deliveries.delivery import Delivery
@@ -38,25 +42,31 @@ class WorkerSide:
         store: Store,
         settings: VllmSettings,
         layer_numbers: Mapping[str, int],
-        layers: list[PagedLayer],
+        copies: BlockCopies,
         staging_slots: int,
         clock: Clock,
         side_copies: SideCopies,
     ) -> None:
-        """`layer_numbers` maps vLLM's layer names to places in `layers`, which are in the order in
-        which the model computes them, by `clock`. Parked requests' layers go by `side_copies`.
+        """`layer_numbers` maps vLLM's layer names to places in the layers of `copies`, which are in
+        the order in which the model computes them, by `clock`. Parked requests' layers go by
+        `side_copies`, too.
         """
         self._geometry = geometry
         self._store = store
         self._numbers = layer_numbers
         self._plan: StepPlan | None = None
         self._steps: set[int] = set()
-        self._timings = LoadTimings(clock, geometry.fingerprint)
+        self._measured = MeasuredWork()
+        self._timings = LoadTimings(clock, geometry.fingerprint, self._measured.computed)
         self._counts = Increments()
-        self.loads = Loads(self._fetch, layers, settings.load_timeout_s)
-        self.parked = ParkedLoads(self._fetch_parked, layers, settings.load_timeout_s, side_copies)
-        staging = SlotStaging(store.staging_memory(), staging_slots, store.layout)
-        self.saves = Saves(self._put, layers, staging)
+        self._copies = copies
+        timeout_s, shared = settings.load_timeout_s, SharedByLoads(self._measured.loaded)
+        self.loads = Loads(self._fetch, copies, timeout_s, shared)
+        self.parked = ParkedLoads(self._fetch_parked, copies, timeout_s, side_copies, shared)
+        register = store.staging_memory()
+        staged_in = None if register is None else copies.reachable(register)
+        staging = SlotStaging(staged_in, staging_slots, store.layout)
+        self.saves = Saves(self._put, copies, staging)
 
     # --- one step ---
 
@@ -117,6 +127,10 @@ class WorkerSide:
         """Hashes of blocks that the scheduler takes for stored, and are not."""
         return self.saves.take_unstored()
 
+    def take_measures(self) -> WorkerMeasures:
+        """What steps and loads took that are known since the last call."""
+        return self._measured.take(self.loads.wait_seconds)
+
     def take_counts(self) -> dict[str, float]:
         """What was loaded, saved and waited for since the last call."""
         loads, parked, saves = self.loads, self.parked, self.saves
@@ -146,9 +160,9 @@ class WorkerSide:
         """Nothing is computed between its layers: they are laid into blocks as they come. How many
         tokens its step will compute is not known yet.
         """
-        return self._delivery(plan, LoadTiming(self._geometry.fingerprint))
+        return self._delivery(plan, StepTiming(self._geometry.fingerprint))
 
-    def _delivery(self, plan: LoadPlan, timing: LoadTiming) -> Delivery:
+    def _delivery(self, plan: LoadPlan, timing: StepTiming) -> Delivery:
         delivery = self._store.bucket().fetch(
             self._keys(plan.weights, plan.hashes),
             delivery="layerwise",
@@ -157,6 +171,7 @@ class WorkerSide:
             context_tokens=plan.context_tokens,
             fingerprint=timing.fingerprint,
             computed_tokens=timing.computed_tokens,
+            route=route_by(self._store.client, plan.relay),
         )
         timing.begun(delivery)
         return delivery
@@ -177,6 +192,7 @@ class WorkerSide:
         self.saves.close()
         self.loads.close()
         self.parked.close()
+        self._copies.close()
 
     def __repr__(self) -> str:
         return f"<WorkerSide {self.loads!r}, {self.saves!r}>"

@@ -9,17 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_schemas.errors import InvalidRequest, StorageFull
-from objectcache_schemas.records import BucketInfo, Condition, Durability
+from objectcache_schemas.errors import InvalidRequest
+from objectcache_schemas.records import Condition, Durability
 from objectcache_storage_server.engines.base import Committed
 from objectcache_storage_server.engines.block_checksums import BlockHasher
 from objectcache_storage_server.engines.catalog import BucketRow
+from objectcache_storage_server.engines.commit_rules import check_quota
 from objectcache_storage_server.engines.judge_commit import CommitJudge, NewObject
+from objectcache_storage_server.engines.key_order import key_hash
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange
 from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
 from objectcache_storage_server.engines.local.puts.staged_runs import LocalStaged
 from objectcache_storage_server.engines.local.reads.verified_reads import PIECE_BYTES
-from objectcache_storage_server.engines.local.records import Version, key_hash
+from objectcache_storage_server.engines.local.records import Version
 
 NewLocal = NewObject[LocalStaged]
 
@@ -62,7 +64,7 @@ class LocalCommit:
             self._stored = view.versions(bucket.number, self.keys)
         self.to_store = self.judge.to_store(bucket.info, self._stored)
         self.durable = bucket.info.policy.durability is Durability.SYNC
-        self._make_room_in(bucket, self._growth_bytes(self.to_store, self._stored))
+        self._make_room_in(bucket, self.judge.growth_bytes(self.to_store, self._stored))
 
     def written_extents(self) -> set[int]:
         """Extents that have to be durable before the index names them."""
@@ -84,8 +86,9 @@ class LocalCommit:
         bucket = change.bucket(self.bucket_name)
         self._stored = stored = change.versions(bucket.number, self.keys)
         self.to_store = self.judge.to_store(bucket.info, stored)
-        growth_bytes = self._growth_bytes(self.to_store, stored)
-        self._check_quota(bucket, grown_bytes[bucket.number], growth_bytes)
+        growth_bytes = self.judge.growth_bytes(self.to_store, stored)
+        held_bytes = self._holdings.stored_bytes.get(bucket.number, 0)
+        check_quota(bucket.info, held_bytes + grown_bytes[bucket.number], growth_bytes)
         self.durable = bucket.info.policy.durability is Durability.SYNC
         missing = self.written_extents() - self._flushed
         if missing:  # the verdict is another one by now
@@ -140,11 +143,11 @@ class LocalCommit:
             rows = self._holdings.extents.rows
             if layout is not None:  # a chunk on its own: of a shape that can be moved together
                 for version in versions:
-                    if len(version.extents) == 1 and rows["slots"][version.extents[0]] == 1:
+                    if len(version.extents) == 1 and _is_plain_run(rows[version.extents[0]]):
                         rows["num_layers"][version.extents[0]] = layout.num_layers
                         rows["slice_bytes"][version.extents[0]] = layout.per_layer_chunk_bytes
-            added = rows[numbers]
-        change.add_extents(numbers, added)
+            added, pitches = rows[numbers], self._holdings.pitches_of(numbers)
+        change.add_extents(numbers, added, pitches)
         if bucket.info.policy.durability is Durability.ASYNC:
             change.mark_unflushed(numbers)
 
@@ -158,22 +161,9 @@ class LocalCommit:
                 hasher.update(part)
         return hasher.finish()
 
-    # --- room ---
 
-    @staticmethod
-    def _growth_bytes(to_store: Sequence[NewLocal], stored: Mapping[str, Version]) -> int:
-        return sum(
-            each.info.size_bytes - (stored[each.key].info.size_bytes if each.key in stored else 0)
-            for each in to_store
-        )
-
-    def _check_quota(self, bucket: BucketRow, grown_bytes: int, growth_bytes: int) -> None:
-        quota_bytes = bucket.info.policy.quota_bytes
-        stored_bytes = self._holdings.stored_bytes.get(bucket.number, 0) + grown_bytes
-        if quota_bytes is not None and growth_bytes > 0:
-            over_bytes = stored_bytes + growth_bytes - quota_bytes
-            if over_bytes > 0:
-                raise quota_exceeded(bucket.info, stored_bytes, growth_bytes)
+def _is_plain_run(extent: np.void) -> bool:
+    return bool(extent["slots"] == 1 and not extent["is_encoded"])
 
 
 def _version(new: NewLocal, bucket: BucketRow, number: int) -> Version:
@@ -192,16 +182,7 @@ def _version(new: NewLocal, bucket: BucketRow, number: int) -> Version:
         slot=slot,
         is_evictable=staged.is_chunk or bucket.info.layout is not None,
         parent_hash=0 if parent_key is None else key_hash(bucket.number, parent_key),
-    )
-
-
-def quota_exceeded(bucket: BucketInfo, stored_bytes: int, growth_bytes: int) -> StorageFull:
-    """For a put that a bucket's quota does not let in."""
-    return StorageFull(
-        f"bucket {bucket.name!r} holds {stored_bytes} bytes, {growth_bytes} more are over its "
-        f"quota_bytes of {bucket.policy.quota_bytes}",
-        code="QuotaExceeded",
-        quota="stored_bytes",
+        frame_checksums=staged.frame_checksums(),
     )
 
 

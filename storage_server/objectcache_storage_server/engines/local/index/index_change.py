@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import lmdb
@@ -11,13 +12,17 @@ import numpy.typing as npt
 
 from objectcache_schemas.records import BucketInfo
 from objectcache_storage_server.engines.catalog import BucketRow, CatalogChange
-from objectcache_storage_server.engines.key_order import key_bytes, key_raw, key_text
+from objectcache_storage_server.engines.key_order import key_bytes, key_raw, key_text, raw_hash
+from objectcache_storage_server.engines.lmdb_spaces.bucket_rows import seal_bucket
+from objectcache_storage_server.engines.lmdb_spaces.long_keys import FIRST_SEGMENT
+from objectcache_storage_server.engines.lmdb_spaces.object_spaces import raw_space
+from objectcache_storage_server.engines.lmdb_spaces.seals import seal, unseal
 from objectcache_storage_server.engines.local.index.index_errors import damaged_index
 from objectcache_storage_server.engines.local.index.index_rows import (
     KEY_AT,
-    STORED_EXTENT,
     STORED_OBJECT,
     bucket_of_row,
+    extent_bodies,
     pinned_row,
     row_bodies,
     uses_of,
@@ -28,23 +33,22 @@ from objectcache_storage_server.engines.local.index.index_view import (
     IndexView,
     raw_number,
 )
-from objectcache_storage_server.engines.local.index.long_keys import FIRST_SEGMENT
-from objectcache_storage_server.engines.local.index.object_spaces import raw_space
 from objectcache_storage_server.engines.local.records import (
     Record,
     Version,
     VersionName,
-    raw_hash,
-    seal,
-    seal_bucket,
     seal_version,
-    unseal,
     version_of,
 )
 from objectcache_storage_server.engines.local.space.dense_tables import DenseTable
 
 _BUCKETS, _SEGMENTS = b"last bucket", b"last segment"  # counters
 _FIRST_BUCKET = 1
+FORMAT_KEY = b"format"
+# Of an index that ever named an extent whose slices went to a codec, or a bucket whose policy has
+# an encoding, which older programs do not know.
+ENCODED_FORMAT = b"3"
+NO_PITCHES: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 class IndexChange(IndexView, CatalogChange[Version]):
@@ -70,6 +74,8 @@ class IndexChange(IndexView, CatalogChange[Version]):
 
     def replace_bucket(self, number: int, info: BucketInfo) -> None:
         """Store a bucket's changed info; its name does not change."""
+        if info.policy.encoding is not None:
+            self._txn.put(FORMAT_KEY, ENCODED_FORMAT, db=self._databases.meta)
         row = BucketRow(number, info)
         self._txn.put(key_bytes(info.name), seal_bucket(row), db=self._databases.buckets)
 
@@ -135,10 +141,19 @@ class IndexChange(IndexView, CatalogChange[Version]):
 
     # --- extents ---
 
-    def add_extents(self, numbers: Sequence[int], rows: npt.NDArray[np.void]) -> None:
-        """Add extents. `rows`: their rows of the extent table, in the same order."""
-        bodies = row_bodies(rows, STORED_EXTENT)
+    def add_extents(
+        self,
+        numbers: Sequence[int],
+        rows: npt.NDArray[np.void],
+        pitches: Mapping[int, tuple[int, ...]] = NO_PITCHES,
+    ) -> None:
+        """Add extents. `rows`: their rows of the extent table, in the same order; `pitches`: those
+        of the extents among them whose slices are encoded.
+        """
+        bodies = extent_bodies(rows, [pitches.get(number, ()) for number in numbers])
         self._put_sealed(self._databases.extents, numbers, bodies)
+        if pitches or rows["codec"].any():
+            self._txn.put(FORMAT_KEY, ENCODED_FORMAT, db=self._databases.meta)
 
     def remove_extents(self, numbers: Iterable[int]) -> None:
         """Remove extents, which are not unflushed either from then on."""

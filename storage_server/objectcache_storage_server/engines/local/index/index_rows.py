@@ -7,13 +7,13 @@ is the index's own: a column that the tables gain is not stored until it is name
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_storage_server.engines.local.records import SEAL_BYTES, seal, unseal
-from objectcache_storage_server.engines.local.space.dense_tables import DenseTable
+from objectcache_storage_server.engines.lmdb_spaces.seals import SEAL_BYTES, seal, unseal
+from objectcache_storage_server.engines.local.space.dense_tables import UNKNOWN_CODEC, DenseTable
 
 USES_ROWS = 4096  # objects in one stored block of uses
 
@@ -41,6 +41,8 @@ STORED_EXTENT = np.dtype(
         ("length_bytes", "<u8"),
     ]
 )
+STORED_PITCH = np.dtype("<u4")  # one a layer, behind the row of an extent with encoded slices
+CODEC_BYTES = 1  # behind both, where slices were given to a codec, whether they got shorter or not
 STORED_USE = np.dtype([("own_hash", "<u8"), ("last_used", "<u8"), ("parent_hash", "<u8")])
 
 KEY_AT = SEAL_BYTES + STORED_OBJECT.itemsize  # of the key, in an object's sealed row
@@ -58,6 +60,36 @@ def row_bodies(rows: Rows, stored: np.dtype[np.void]) -> list[bytes]:
 def rows_of_bodies(bodies: Iterable[bytes], stored: np.dtype[np.void]) -> Rows:
     """The rows of `row_bodies`."""
     return np.frombuffer(b"".join(bodies), stored)
+
+
+def extent_bodies(rows: Rows, pitches: Sequence[Sequence[int]]) -> list[bytes]:
+    """The stored columns of each extent's row, its pitches, none where slices are plain, and the
+    codec that they were given to, if to any that is known.
+    """
+    codecs: list[int] = rows["codec"].tolist()
+    return [
+        body + np.array(each, STORED_PITCH).tobytes() + _codec_of_row(codec)
+        for body, each, codec in zip(row_bodies(rows, STORED_EXTENT), pitches, codecs, strict=True)
+    ]
+
+
+def _codec_of_row(codec: int) -> bytes:
+    return b"" if codec in (0, UNKNOWN_CODEC) else codec.to_bytes(CODEC_BYTES, "little")
+
+
+def pitches_of_body(body: bytes) -> tuple[int, ...]:
+    """The pitches of a body of `extent_bodies`."""
+    count = (len(body) - STORED_EXTENT.itemsize) // STORED_PITCH.itemsize
+    pitches: list[int] = np.frombuffer(body, STORED_PITCH, count, STORED_EXTENT.itemsize).tolist()
+    return tuple(pitches)
+
+
+def codec_of_body(body: bytes) -> int:
+    """The codec of a body of `extent_bodies`; `UNKNOWN_CODEC` of frames without."""
+    behind_bytes = len(body) - STORED_EXTENT.itemsize
+    if behind_bytes % STORED_PITCH.itemsize == CODEC_BYTES:
+        return body[-1]
+    return UNKNOWN_CODEC if behind_bytes else 0
 
 
 def fill_table(table: DenseTable, numbers: npt.NDArray[np.intp], rows: Rows) -> None:

@@ -13,25 +13,32 @@ import numpy as np
 
 from objectcache_schemas.records import BucketInfo, ObjectInfo
 from objectcache_storage_server.engines.catalog import BucketRow, CatalogView
-from objectcache_storage_server.engines.key_order import key_bytes, key_raw, key_text, scan_bounds
+from objectcache_storage_server.engines.key_order import (
+    key_bytes,
+    key_raw,
+    key_text,
+    raw_hash,
+    scan_bounds,
+)
+from objectcache_storage_server.engines.lmdb_spaces.bucket_rows import unseal_bucket
+from objectcache_storage_server.engines.lmdb_spaces.object_spaces import ObjectSpaces, raw_space
+from objectcache_storage_server.engines.lmdb_spaces.seals import unseal
 from objectcache_storage_server.engines.local.index.index_errors import damaged_index
 from objectcache_storage_server.engines.local.index.index_rows import (
     KEY_AT,
     STORED_EXTENT,
     STORED_OBJECT,
     bucket_of_row,
+    codec_of_body,
     fill_table,
     overlay_uses,
+    pitches_of_body,
     rows_of_bodies,
 )
-from objectcache_storage_server.engines.local.index.object_spaces import ObjectSpaces, raw_space
 from objectcache_storage_server.engines.local.records import (
     Record,
     Version,
     info_of,
-    raw_hash,
-    unseal,
-    unseal_bucket,
     unseal_record,
     version_of,
 )
@@ -194,11 +201,24 @@ class IndexView(CatalogView[Version]):
             bodies.append(body[: STORED_OBJECT.itemsize])
         fill_table(table, np.array(numbers, np.intp), rows_of_bodies(bodies, STORED_OBJECT))
 
-    def load_extents(self, table: DenseTable) -> None:
-        """Fill the columns of an empty table from the stored extents."""
+    def load_extents(self, table: DenseTable) -> dict[int, tuple[int, ...]]:
+        """Fill the columns of an empty table from the stored extents; returns the pitches of those
+        whose slices are encoded.
+        """
         found = list(self._sealed(self._databases.extents, self.damage.extents))
         numbers = np.array([number for number, _ in found], np.intp)
-        fill_table(table, numbers, rows_of_bodies((body for _, body in found), STORED_EXTENT))
+        row_bytes = STORED_EXTENT.itemsize
+        rows = rows_of_bodies((body[:row_bytes] for _, body in found), STORED_EXTENT)
+        fill_table(table, numbers, rows)
+        pitches: dict[int, tuple[int, ...]] = {}
+        for number, body in found:
+            if len(body) > row_bytes:
+                table.rows["codec"][number] = codec_of_body(body)
+                of_body = pitches_of_body(body)
+                if of_body:
+                    pitches[number] = of_body
+        table.rows["is_encoded"][list(pitches)] = True
+        return pitches
 
     def load_uses(self, table: DenseTable) -> None:
         """Overlay `last_used` and `parent_hash`, where a stored use is of the same object."""

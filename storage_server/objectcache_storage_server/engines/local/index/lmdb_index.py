@@ -19,14 +19,19 @@ from typing import TypeVar
 
 import lmdb
 
-from objectcache_runtime.durable_names import flush_directory
+from objectcache_runtime.private_files import flush_directory
 from objectcache_schemas.errors import StorageFull, Unavailable
 from objectcache_schemas.limits import MIB
-from objectcache_storage_server.engines.catalog import Catalog
+from objectcache_storage_server.engines.catalog import TransactionCatalog
 from objectcache_storage_server.engines.disk.flush_latch import Flushes, FlushLatch, forget_cached
 from objectcache_storage_server.engines.disk.space_reserve import SpaceReserve
 from objectcache_storage_server.engines.disk.system_errors import translated
-from objectcache_storage_server.engines.local.index.index_change import IndexChange
+from objectcache_storage_server.engines.lmdb_spaces.transaction_users import TransactionUsers
+from objectcache_storage_server.engines.local.index.index_change import (
+    ENCODED_FORMAT,
+    FORMAT_KEY,
+    IndexChange,
+)
 from objectcache_storage_server.engines.local.index.index_errors import (
     full_index,
     is_full,
@@ -42,18 +47,18 @@ __all__ = ["USES_ROWS", "IndexChange", "IndexView", "LocalIndex"]
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 1
+PLAIN_FORMAT = b"1"  # nothing is or was to be encoded: older programs can read it
+CODECLESS_FORMAT = b"2"  # extents with encoded slices do not say which codec encoded them
 RESERVE_BYTES = 8 * MIB  # freed on a full device, so that deletes can be written down
 READERS_MAX = 1024  # snapshots at a time; each takes a cache line of the lock file
 SPARE_TRANSACTIONS = 32  # of ended snapshots, kept for the next ones
 # Of the pages that the index may have: those in use when only deletes are taken. The rest is for
 # the pages that a delete replaces, and for those that a snapshot still reads.
 _FULL_FRACTION = 7 / 8
-_FORMAT = b"format"
 DATA_NAME, LOCK_NAME = "data.mdb", "lock.mdb"  # as LMDB calls them
 
 
-class LocalIndex(Catalog[Version]):
+class LocalIndex(TransactionCatalog[Version]):
     """Buckets, objects and extents. Safe to use from any thread."""
 
     def __init__(
@@ -76,7 +81,7 @@ class LocalIndex(Catalog[Version]):
         self._latch = latch
         self._flushes = Flushes(latch, "the index")
         self._lost: set[int] = set()
-        self._users = _Users()
+        self._users = TransactionUsers()
         with translated("open the index", folder), contextlib.ExitStack() as opened:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             forget_cached(folder / DATA_NAME)
@@ -218,35 +223,6 @@ class LocalIndex(Catalog[Version]):
             raise full_index("write")
 
 
-class _Users:
-    """Who is in a transaction: closing waits for them, and nobody enters after it."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._count = 0
-        self._has_ended = False
-
-    @contextlib.contextmanager
-    def one(self) -> Generator[None, None, None]:
-        """Be a user in the block."""
-        with self._changed:
-            if self._has_ended:
-                raise Unavailable("the index is closed")
-            self._count += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._count -= 1
-                self._changed.notify_all()
-
-    def end(self) -> None:
-        """Let nobody in any more, and wait until nobody is."""
-        with self._changed:
-            self._has_ended = True
-            self._changed.wait_for(lambda: self._count == 0)
-
-
 def _open(folder: Path, bytes_max: int) -> lmdb.Environment:
     if not (folder / LOCK_NAME).exists() and is_full(folder):
         # LMDB writes its file of readers through a mapping, which would end the process.
@@ -280,12 +256,11 @@ def _prepare(environment: lmdb.Environment) -> Databases:
     names = [field.name for field in dataclasses.fields(Databases)]
     with environment.begin(write=True) as txn:
         meta = environment.open_db(b"meta", txn)
-        ours = str(FORMAT_VERSION).encode()
-        stored = txn.get(_FORMAT, ours, db=meta)
-        if stored != ours:
+        stored = txn.get(FORMAT_KEY, PLAIN_FORMAT, db=meta)
+        if stored not in (PLAIN_FORMAT, CODECLESS_FORMAT, ENCODED_FORMAT):
             found = stored.decode(errors="replace")
-            raise Unavailable(f"the index has format {found}, not {FORMAT_VERSION}")
-        txn.put(_FORMAT, ours, db=meta)
+            raise Unavailable(f"the index has format {found}, not 1 to 3")
+        txn.put(FORMAT_KEY, stored, db=meta)
         return Databases(**{name: environment.open_db(name.encode(), txn) for name in names})
 
 

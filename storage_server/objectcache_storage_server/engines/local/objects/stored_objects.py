@@ -19,8 +19,8 @@ from objectcache_storage_server.engines.disk.system_errors import as_our_error, 
 from objectcache_storage_server.engines.local.index.lmdb_index import IndexChange, LocalIndex
 from objectcache_storage_server.engines.local.objects.extent_flushes import ExtentFlushes
 from objectcache_storage_server.engines.local.objects.flush_later import Flusher
+from objectcache_storage_server.engines.local.reads.hold_versions import open_sources
 from objectcache_storage_server.engines.local.reads.path_use import PathUse
-from objectcache_storage_server.engines.local.reads.pin_versions import open_sources
 from objectcache_storage_server.engines.local.reads.verified_reads import (
     DamagedVersion,
     LocalOpenObjects,
@@ -100,7 +100,7 @@ class StoredObjects:
     def open_versions(
         self, versions: Sequence[Version], *, verification: Verification = Verification.FULL
     ) -> LocalOpenObjects:
-        """Pin these very versions, which the index must name at this moment: call it inside of
+        """Hold these very versions, which the index must name at this moment: call it inside of
         `holdings.looking_up`, or with `changing` held. Damage is raised and nothing is dropped.
         """
         return open_sources(self.holdings, self.path_use, versions, verification, _as_damage)

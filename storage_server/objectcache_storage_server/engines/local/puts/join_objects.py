@@ -53,10 +53,12 @@ def can_join(sources: Sequence[Version], block_bytes: int, slots: Sequence[int])
     """Whether the sources' runs lie as those of one object do.
 
     All are in blocks of this size, and all but the last hold whole ones, so that no block lies in
-    two runs. `slots` are those of their extents: a row of several chunks is nobody's alone.
+    two runs. `slots` are those of their extents: a row of several chunks is nobody's alone. Frames
+    are no run.
     """
     return all(slot == 1 for slot in slots) and all(
         source.block_bytes == block_bytes
+        and source.frame_checksums is None
         and (source is sources[-1] or source.info.size_bytes % block_bytes == 0)
         for source in sources
     )

@@ -15,17 +15,20 @@ import enum
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from objectcache_schemas.errors import Busy
 from objectcache_schemas.limits import KIB
 from objectcache_storage_server.engines.base import PrefixShape, StagedPrefix
-from objectcache_storage_server.engines.block_checksums import block_checksums, slice_block_bytes
+from objectcache_storage_server.engines.local.direct.batches import address_of
+from objectcache_storage_server.engines.local.puts.encode_extents import (
+    EncodedExtentWriter,
+    RowEncoder,
+)
 from objectcache_storage_server.engines.local.puts.staged_runs import (
-    Bytes,
     ExtentSource,
     LocalStaged,
 )
@@ -36,6 +39,9 @@ from objectcache_storage_server.engines.local.volumes.volume import (
     IoPath,
     Transfer,
 )
+from objectcache_storage_server.engines.puts.prefix_checksums import PrefixChecksums
+from objectcache_storage_server.engines.puts.put_buffers import Bytes
+from objectcache_storage_server.engines.puts.received_frames import ReceivedFrames
 
 SCATTERED_BYTES_MIN = 32 * KIB  # of a slice that is written from where it lies
 
@@ -73,9 +79,9 @@ class _ExtentWriter:
         self._memory: Bytes | None = None  # the row, or the extent
         self._filled_bytes = 0
 
-    def open(self, *, comes_whole: bool = False) -> None:
-        """Take space, once; memory too, unless all chunks come at once and can go out as they are.
-        Raises `StorageFull`, and `Busy` where there is no memory either.
+    def open(self, whole: memoryview | None = None) -> None:
+        """Take space, once; memory too, unless all chunks come at once, in `whole`, and can go out
+        as they are. Raises `StorageFull`, and `Busy` where there is no memory either.
         """
         if self.number >= 0:
             return
@@ -86,7 +92,7 @@ class _ExtentWriter:
         is_aligned = self._block_bytes % BLOCK_BYTES == 0
         if geometry.slots > 1 and self._layerwise:
             self._gathering = Gathering.ROW
-        elif comes_whole and self._may_scatter():
+        elif whole is not None and self._may_scatter(whole):
             self.takes_whole = True
         elif geometry.slots > 1 or not is_aligned:
             self._memory = self._take_buffer(geometry.extent_bytes)
@@ -115,15 +121,16 @@ class _ExtentWriter:
         self._memory[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
         return self._filled(len(data), geometry.row_bytes, row_begin)
 
-    def _may_scatter(self) -> bool:
+    def _may_scatter(self, data: memoryview) -> bool:
         """Whether slices go out from where they lie, each a vector of a row's write: shorter ones
         are gathered sooner. A row's part that ends inside of a block would have the page cache
-        read that block first.
+        read that block first, and past it memory has to begin at a block, too.
         """
         slice_bytes = self.geometry.slice_bytes
         is_long = slice_bytes >= SCATTERED_BYTES_MIN and slice_bytes % BLOCK_BYTES == 0
-        joins = self.path is IoPath.PAGE_CACHE and self._source.volume.joins_writes
-        return joins and is_long and self.geometry.slots > 1
+        if not (self._source.volume.joins_writes and is_long and self.geometry.slots > 1):
+            return False
+        return self.path is IoPath.PAGE_CACHE or address_of(data) % BLOCK_BYTES == 0
 
     def add_extent(self, data: memoryview) -> Iterator[Transfer]:
         """Take all chunks; yields what is to be written now, slice after slice of each row."""
@@ -187,6 +194,9 @@ class _ExtentWriter:
             self.number = -1
 
 
+_Writer = _ExtentWriter | EncodedExtentWriter
+
+
 class StagedChunk(LocalStaged):
     """One chunk of a `LocalStagedPrefix`; all bytes go through the prefix."""
 
@@ -207,7 +217,10 @@ class StagedChunk(LocalStaged):
         return self._prefix.shape.chunk_bytes
 
     def checksums(self) -> array[int]:
-        return array("Q", self._prefix.checksums[self._index].tobytes())
+        return self._prefix.checksums(self._index)
+
+    def frame_checksums(self) -> array[int] | None:
+        return self._prefix.frame_checksums(self._index)
 
     def place(self) -> tuple[tuple[int, ...], int]:
         number, slot = self._prefix.place(self._index)
@@ -238,33 +251,51 @@ class LocalStagedPrefix(StagedPrefix):
         bucket: str,
         shape: PrefixShape,
         extents: list[Geometry],
+        encoder: RowEncoder | None = None,
+        extent_bytes_max: int = 0,
     ) -> None:
-        """`extents` hold the chunks in order. Raises `InvalidRequest` for slices that cannot be
-        divided into checksum blocks.
+        """`extents` hold the chunks in order. With an encoder those are encoded that may be,
+        none of which can come to be longer than `extent_bytes_max`. Raises `InvalidRequest` for
+        slices that cannot be divided into checksum blocks.
         """
         self.bucket = bucket
         self.shape = shape
-        self.block_bytes = slice_block_bytes(shape.slice_bytes)
-        blocks = shape.chunk_bytes // self.block_bytes
-        self.checksums: npt.NDArray[np.uint64] = np.zeros((len(shape.keys), blocks), np.uint64)
+        self._checksums = PrefixChecksums(shape)
+        self.block_bytes = self._checksums.block_bytes
         self._source = source
-        self._writers = [
-            _ExtentWriter(source, self._take_buffer, each, shape.layerwise, self.block_bytes)
-            for each in extents
-        ]
         self._slots_each = extents[0].slots
+        self._writers = [
+            self._writer(each, index * self._slots_each, encoder, extent_bytes_max)
+            for index, each in enumerate(extents)
+        ]
+        self._encodes = any(isinstance(each, EncodedExtentWriter) for each in self._writers)
         self._open = [each.slots for each in extents]  # chunks neither kept nor discarded
         self._kept = [False] * len(extents)
         self._ended = [False] * len(shape.keys)
         self._position_bytes = 0
-        self._being_written: tuple[_ExtentWriter, Future[None]] | None = None
+        self._being_written: tuple[_Writer, Future[None]] | None = None
         self._failure: BaseException | None = None  # of an extent that was written meanwhile
         self._chunks_staged = [StagedChunk(self, index) for index in range(len(shape.keys))]
         self.staged = self._chunks_staged
 
+    def _writer(
+        self, geometry: Geometry, first: int, encoder: RowEncoder | None, extent_bytes_max: int
+    ) -> _Writer:
+        """Of an extent whose first chunk is `first` of the put."""
+        source, take_buffer, layerwise = self._source, self._take_buffer, self.shape.layerwise
+        if encoder is not None and geometry.may_be_encoded(extent_bytes_max):
+            checksums_of = partial(self._checksums.of_slices, first, geometry.slots)
+            return EncodedExtentWriter(
+                source, take_buffer, geometry, layerwise, encoder, checksums_of
+            )
+        return _ExtentWriter(source, take_buffer, geometry, layerwise, self.block_bytes)
+
     def write(self, position_bytes: int, data: memoryview) -> None:
         assert position_bytes == self._position_bytes, "the payload comes in order"
         assert position_bytes + len(data) <= self.shape.total_bytes, "more than the payload"
+        note_checksums = partial(self._checksums.note, position_bytes, data)
+        if self._encodes:  # what is encoded is compared with them
+            note_checksums()
         transfers: dict[IoPath, list[Transfer]] = {}  # from the caller's memory, or a row's
         pieces = self._rows if self.shape.layerwise else self._chunks
         for writer, transfer in pieces(position_bytes, data):
@@ -274,16 +305,49 @@ class LocalStagedPrefix(StagedPrefix):
                 self._begin_extent(writer, transfer)
             else:
                 transfers.setdefault(writer.path, []).append(transfer)
-        begun = [self._source.begin_write(batch, path) for path, batch in transfers.items()]
-        try:
-            self._note_checksums(position_bytes, data)  # while the device is busy
-        finally:
-            wait(begun)
-        for write in begun:
-            write.result()
+        if self._encodes:
+            for path, batch in transfers.items():
+                self._source.write(batch, path)
+        elif transfers:
+            self._write_while(note_checksums, transfers)
+        else:
+            note_checksums()
         self._position_bytes += len(data)
 
-    def _begin_extent(self, writer: _ExtentWriter, transfer: Transfer) -> None:
+    def write_frames(self, position_bytes: int, frames: ReceivedFrames) -> None:
+        """See `StagedPrefix.write_frames`. Frames of the policy's codec are stored as they are."""
+        assert self.shape.layerwise, "frames come layer by layer"
+        slice_bytes = self.shape.slice_bytes
+        while len(frames):
+            index, slot = divmod(frames.first_chunk, self._slots_each)
+            writer = self._writers[index]
+            some = frames[: writer.geometry.slots - slot]
+            if isinstance(writer, EncodedExtentWriter) and writer.codec is frames.codec:
+                assert position_bytes == self._position_bytes, "the payload comes in order"
+                self._checksums.note_slices(some.layer, some.first_chunk, some.checksums())
+                writer.open()
+                writer.add_frames(some)
+                self._position_bytes += len(some) * slice_bytes
+            else:
+                self.write(position_bytes, some.decoded().reshape(-1).data)
+            position_bytes += len(some) * slice_bytes
+            frames = frames[len(some) :]
+
+    def _write_while(
+        self, note_checksums: Callable[[], None], transfers: dict[IoPath, list[Transfer]]
+    ) -> None:
+        """Hashing never lets go of the interpreter, and a call of the system does: so the writes
+        are made here, and what another thread hashes it hashes while the device is busy.
+        """
+        hashed = self._source.begin(note_checksums)
+        try:
+            for path, batch in transfers.items():
+                self._source.write(batch, path)
+        finally:
+            wait((hashed,))
+        hashed.result()
+
+    def _begin_extent(self, writer: _Writer, transfer: Transfer) -> None:
         """Write a gathered extent while the next one is gathered."""
         self._settle()
         self._being_written = (writer, self._source.begin_write([transfer], writer.path))
@@ -311,7 +375,7 @@ class LocalStagedPrefix(StagedPrefix):
 
     def _rows(
         self, position_bytes: int, data: memoryview
-    ) -> Iterator[tuple[_ExtentWriter, Transfer | None]]:
+    ) -> Iterator[tuple[_Writer, Transfer | None]]:
         slice_bytes = self.shape.slice_bytes
         layer_bytes = len(self.shape.keys) * slice_bytes
         extent_row_bytes = self._slots_each * slice_bytes
@@ -328,7 +392,7 @@ class LocalStagedPrefix(StagedPrefix):
 
     def _chunks(
         self, position_bytes: int, data: memoryview
-    ) -> Iterator[tuple[_ExtentWriter, Transfer | None]]:
+    ) -> Iterator[tuple[_Writer, Transfer | None]]:
         chunk_bytes, slice_bytes = self.shape.chunk_bytes, self.shape.slice_bytes
         done = 0
         while done < len(data):
@@ -336,8 +400,8 @@ class LocalStagedPrefix(StagedPrefix):
             index, slot = divmod(chunk, self._slots_each)
             writer = self._writers[index]
             extent_bytes = writer.geometry.slots * chunk_bytes
-            starts_extent = slot == 0 and in_chunk == 0
-            writer.open(comes_whole=starts_extent and len(data) - done >= extent_bytes)
+            is_whole = slot == 0 and in_chunk == 0 and len(data) - done >= extent_bytes
+            writer.open(data[done : done + extent_bytes] if is_whole else None)
             if writer.takes_whole:
                 for transfer in writer.add_extent(data[done : done + extent_bytes]):
                     yield writer, transfer
@@ -359,25 +423,22 @@ class LocalStagedPrefix(StagedPrefix):
             yield writer, writer.add(offset_bytes, piece)
             done += len(piece)
 
-    def _note_checksums(self, position_bytes: int, data: memoryview) -> None:
-        block_bytes = self.block_bytes
-        assert position_bytes % block_bytes == 0, "a piece begins at a block"
-        sums = np.array(block_checksums(data, block_bytes), np.uint64)
-        numbers = np.arange(len(sums)) + position_bytes // block_bytes
-        if not self.shape.layerwise:
-            self.checksums.reshape(-1)[numbers] = sums
-            return
-        blocks_each = self.shape.slice_bytes // block_bytes
-        slices, block = np.divmod(numbers, blocks_each)
-        layers, chunks = np.divmod(slices, len(self.shape.keys))
-        self.checksums[chunks, layers * blocks_each + block] = sums
-
     def finish(self) -> None:
         """Wait for the device, and assert that every byte of the payload was written. Raises what
         a write has raised, every time.
         """
         self._settle()
         assert self._position_bytes == self.shape.total_bytes, "the put is torn"
+
+    def checksums(self, index: int) -> array[int]:
+        """Of a chunk's blocks."""
+        return self._checksums.of_chunks[index]
+
+    def frame_checksums(self, index: int) -> array[int] | None:
+        """Of a chunk's frames; None where its slices are plain."""
+        extent, slot = divmod(index, self._slots_each)
+        writer = self._writers[extent]
+        return writer.frame_checksums(slot) if isinstance(writer, EncodedExtentWriter) else None
 
     def place(self, index: int) -> tuple[int, int]:
         """Extent and slot of a chunk."""
@@ -394,6 +455,7 @@ class LocalStagedPrefix(StagedPrefix):
                 checksums=staged.checksums(),
                 extents=staged.place()[0],
                 slot=staged.place()[1],
+                frame_checksums=staged.frame_checksums(),
             )
             for version, staged in zip(versions, self._chunks_staged, strict=True)
         ]

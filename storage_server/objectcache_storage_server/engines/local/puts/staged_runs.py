@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from objectcache_schemas.limits import KIB
 from objectcache_storage_server.engines.block_checksums import (
@@ -29,9 +26,9 @@ from objectcache_storage_server.engines.local.volumes.volume import (
     Transfer,
     Volume,
 )
+from objectcache_storage_server.engines.puts.put_buffers import Bytes
 
 DIRECT_BYTES_MIN = 256 * KIB  # of a piece; a shorter one gains nothing past the page cache
-Bytes = npt.NDArray[np.uint8]
 
 
 class ExtentSource(Protocol):
@@ -61,6 +58,12 @@ class ExtentSource(Protocol):
         """Give the end of an extent back."""
         ...
 
+    def end_rows(
+        self, number: int, pitches: tuple[int, ...], codec: int, length_bytes: int
+    ) -> None:
+        """The slices of an extent are frames of a codec and these pitches, and end here."""
+        ...
+
     def end_writing(self, number: int, *, keep: bool) -> None:
         """Nothing more will be written to it; without `keep` it is given back."""
         ...
@@ -71,6 +74,10 @@ class ExtentSource(Protocol):
 
     def begin_write(self, transfers: Sequence[Transfer], path: IoPath) -> Future[None]:
         """The same in another thread; the memory must stay as it is until then."""
+        ...
+
+    def begin(self, work: Callable[[], None]) -> Future[None]:
+        """Have another thread do something that waits for no other."""
         ...
 
     def take_buffer(self, length_bytes: int) -> Bytes | None:
@@ -85,6 +92,9 @@ class ExtentSource(Protocol):
 class LocalStaged(FinishedStaged):
     """What a commit asks of anything staged by the local engine."""
 
+    def finish(self) -> None:
+        """Write what is still in memory; nothing is written after it."""
+
     @abstractmethod
     def place(self) -> tuple[tuple[int, ...], int]:
         """Its extents, and its slot."""
@@ -92,6 +102,10 @@ class LocalStaged(FinishedStaged):
     @abstractmethod
     def keep(self) -> None:
         """The index names it: `discard` has no effect from here on."""
+
+    def frame_checksums(self) -> array[int] | None:
+        """Of its frames, where its slices are encoded."""
+        return None
 
     @property
     def sources(self) -> Sequence[Version]:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import mmap
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-
-from objectcache_schemas.errors import Busy, StorageFull
-from objectcache_schemas.limits import KIB, MIB
-from objectcache_storage_server.engines.disk.system_errors import RETRY_AFTER_S, translated
-from objectcache_storage_server.engines.local.puts.staged_runs import Bytes, ExtentSource
+from objectcache_schemas.errors import StorageFull
+from objectcache_schemas.limits import KIB
+from objectcache_storage_server.engines.disk.system_errors import translated
+from objectcache_storage_server.engines.local.puts.staged_runs import ExtentSource
+from objectcache_storage_server.engines.local.puts.write_paths import WritePaths
 from objectcache_storage_server.engines.local.residency.planner import admits
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, round_up
 from objectcache_storage_server.engines.local.space.holdings import Holdings
 from objectcache_storage_server.engines.local.volumes.volume import IoPath, Transfer
+from objectcache_storage_server.engines.puts.put_buffers import Bytes, PutBuffers, no_put_memory
 
 ROOM_ATTEMPTS = 6  # each evicts twice as much; free space may lie in pieces
 RUN_BYTES_MIN = 512 * KIB  # of an object: before shorter runs are taken, others are evicted
-IDLE_BUFFER_BYTES_MAX = 128 * MIB  # kept for the next put: fresh pages cost as much as a copy
 
 
 class WriterSpace(ExtentSource):
@@ -32,13 +29,19 @@ class WriterSpace(ExtentSource):
         evict: Callable[[int], int],
         buffers: PutBuffers,
         writers: ThreadPoolExecutor,
+        write_paths: WritePaths,
+        note_write: Callable[[], None],
     ) -> None:
-        """`evict` takes the bytes of extents that are wanted, and returns those that came free."""
+        """`evict` takes the bytes of extents that are wanted, and returns those that came free.
+        `note_write` is called in any thread, before each write and after it.
+        """
         self.volume = holdings.volume
         self._holdings = holdings
         self._evict = evict
         self._buffers = buffers
         self._writers = writers
+        self._write_paths = write_paths
+        self._note_write = note_write
 
     def allocate(self, length_bytes: int, geometry: Geometry | None) -> int:
         """See `ExtentSource.allocate`."""
@@ -49,6 +52,8 @@ class WriterSpace(ExtentSource):
             with translated("make room in the data files", "the volume"):
                 number = self._holdings.allocate(length_bytes, path, geometry)
             if number is not None:
+                if path is IoPath.PAGE_CACHE:
+                    self._settle_path(number, length_bytes)
                 return number
             if not may_evict:
                 break
@@ -59,6 +64,14 @@ class WriterSpace(ExtentSource):
             f"no room for {length_bytes} bytes in one run: {self._holdings.describe_room()}; "
             f"delete objects, or {self.volume.growth_remedy()}"
         )
+
+    def _settle_path(self, number: int, length_bytes: int) -> None:
+        """Of an extent that the budget admits: written past the page cache, where that is too slow
+        in taking what is new to it.
+        """
+        path = self._write_paths.of_admitted(self.place(number), length_bytes)
+        if path is not IoPath.PAGE_CACHE:
+            self._holdings.set_paths([number], path)
 
     def allocate_run(self, length_bytes: int, least_bytes: int) -> tuple[int, int]:
         """See `ExtentSource.allocate_run`."""
@@ -77,8 +90,11 @@ class WriterSpace(ExtentSource):
         """Half as long and half as long again until one is free."""
         while length_bytes >= least_bytes:
             with translated("make room in the data files", "the volume"):
-                number = self._holdings.allocate(length_bytes, self._path_for(length_bytes), None)
+                path = self._path_for(length_bytes)
+                number = self._holdings.allocate(length_bytes, path, None)
             if number is not None:
+                if path is IoPath.PAGE_CACHE:
+                    self._settle_path(number, length_bytes)
                 return number, length_bytes
             if length_bytes == least_bytes:
                 return None
@@ -107,18 +123,31 @@ class WriterSpace(ExtentSource):
         """See `ExtentSource.shrink`."""
         self._holdings.shrink(number, length_bytes)
 
+    def end_rows(
+        self, number: int, pitches: tuple[int, ...], codec: int, length_bytes: int
+    ) -> None:
+        """See `ExtentSource.end_rows`."""
+        self._holdings.shrink(number, length_bytes)
+        self._holdings.set_pitches(number, pitches, codec)
+
     def end_writing(self, number: int, *, keep: bool) -> None:
         """See `ExtentSource.end_writing`."""
         self._holdings.end_writing(number, keep=keep)
 
     def write(self, transfers: Sequence[Transfer], path: IoPath) -> None:
         """See `ExtentSource.write`."""
+        self._note_write()
         with translated("write to the data files", "the volume"):
-            self.volume.write(transfers, path)
+            self._write_paths.write(transfers, path)
+        self._note_write()
 
     def begin_write(self, transfers: Sequence[Transfer], path: IoPath) -> Future[None]:
         """See `ExtentSource.begin_write`."""
         return self._writers.submit(self.write, transfers, path)
+
+    def begin(self, work: Callable[[], None]) -> Future[None]:
+        """See `ExtentSource.begin`."""
+        return self._writers.submit(work)
 
     def take_buffer(self, length_bytes: int) -> Bytes | None:
         """See `ExtentSource.take_buffer`. Raises `Busy` where the device can only be written from
@@ -127,48 +156,9 @@ class WriterSpace(ExtentSource):
         with translated("take memory for a put", "memory"):
             buffer = self._buffers.take(length_bytes)
         if buffer is None and IoPath.PAGE_CACHE not in self.volume.paths:
-            raise Busy(
-                "puts hold all memory that storage.put_buffer_bytes_max allows",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise no_put_memory()
         return buffer
 
     def return_buffer(self, buffer: Bytes) -> None:
         """See `ExtentSource.return_buffer`."""
         self._buffers.put(buffer)
-
-
-class PutBuffers:
-    """Page-aligned memory for whole extents, bounded."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0  # in use
-        self._idle: list[Bytes] = []
-        self._lock = threading.Lock()
-
-    def take(self, length_bytes: int) -> Bytes | None:
-        """Memory of this length, not zeroed; None where that would be too much. Raises `OSError`
-        where the system has none.
-        """
-        with self._lock:
-            if self._bytes + length_bytes > self._bytes_max:
-                return None
-            self._bytes += length_bytes
-            for index, buffer in enumerate(self._idle):
-                if len(buffer) == length_bytes:
-                    return self._idle.pop(index)
-        try:
-            return np.frombuffer(mmap.mmap(-1, length_bytes), np.uint8)
-        except BaseException:
-            with self._lock:
-                self._bytes -= length_bytes
-            raise
-
-    def put(self, buffer: Bytes) -> None:
-        """Give it back."""
-        with self._lock:
-            self._bytes -= len(buffer)
-            self._idle.insert(0, buffer)
-            while sum(map(len, self._idle)) > min(IDLE_BUFFER_BYTES_MAX, self._bytes_max):
-                self._idle.pop()

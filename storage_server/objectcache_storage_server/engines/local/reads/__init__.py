@@ -1,1 +1,1 @@
-"""Pinned objects and verified reads over both paths."""
+"""Held objects and verified reads over both paths."""

@@ -6,7 +6,7 @@ depth to spare. *cross*: one reads while the others land, which is best where co
 slow each other down.
 
 `SharingChooser` is pure: it is told when fragments began and ended and says which of the two is to
-be used. `SharingGate` enforces it on threads. There is one of each for a path.
+be used. `SharedDevice` enforces it on threads. There is one of each for a path.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from objectcache_schemas.limits import MIB
@@ -111,7 +110,7 @@ class SharingChooser:
 
     Cross has to be better twice: where it is not, it makes readers wait for nothing.
 
-    Not thread-safe: its gate calls it under a lock. Times are of one monotonic clock.
+    Not thread-safe: `SharedDevice` calls it under a lock. Times are of one monotonic clock.
     """
 
     def __init__(self, forced: Sharing | None = None) -> None:
@@ -250,12 +249,12 @@ class SharingChooser:
         self._window = _Window(now_s)
 
 
-class SharingGate:
+class SharedDevice:
     """Lets readers at the device as the chooser says. Methods may be called from any thread.
 
     A reader holds a fragment from before its device part until it has landed:
 
-        with gate.fragment(length_bytes) as fragment:
+        with device.fragment(length_bytes) as fragment:
             with fragment.reading():
                 found_bytes = volume.read(transfers, path)
             verify(...)
@@ -279,13 +278,13 @@ class SharingGate:
         return self._readers
 
     def __repr__(self) -> str:
-        return f"<SharingGate {self._readers} readers, {self.chooser!r}>"
+        return f"<SharedDevice {self._readers} readers, {self.chooser!r}>"
 
-    def fragment(self, length_bytes: int) -> GatedFragment:
+    def fragment(self, length_bytes: int) -> RunningFragment:
         """A fragment of these bytes, to be entered once."""
-        return GatedFragment(self, length_bytes)
+        return RunningFragment(self, length_bytes)
 
-    def enter(self, fragment: GatedFragment) -> None:
+    def enter(self, fragment: RunningFragment) -> None:
         """A reader begins."""
         with self._lock:
             self._readers += 1
@@ -293,7 +292,7 @@ class SharingGate:
             fragment.sharing = self.chooser.now(self._readers)
             fragment.started_s = self._clock_s()
 
-    def leave(self, fragment: GatedFragment, *, has_landed: bool) -> None:
+    def leave(self, fragment: RunningFragment, *, has_landed: bool) -> None:
         """A reader has ended, or failed; one that failed is not measured."""
         with self._lock:
             readers = min(fragment.readers, self._readers)
@@ -308,17 +307,17 @@ class SharingGate:
                 )
 
 
-class GatedFragment:
+class RunningFragment:
     """One fragment of one reader, from its begin until it has landed.
 
     What runs between two fragments runs from a cold cache, where each call costs about a
     microsecond: so there are few.
     """
 
-    __slots__ = ("_gate", "cold_bytes", "length_bytes", "readers", "sharing", "started_s")
+    __slots__ = ("_device", "cold_bytes", "length_bytes", "readers", "sharing", "started_s")
 
-    def __init__(self, gate: SharingGate, length_bytes: int) -> None:
-        self._gate = gate
+    def __init__(self, device: SharedDevice, length_bytes: int) -> None:
+        self._device = device
         self.length_bytes = length_bytes
         self.cold_bytes = 0  # set by the reader: see `SharingChooser.finished`
         self.sharing = Sharing.INTRA
@@ -326,22 +325,17 @@ class GatedFragment:
         self.started_s = 0.0
 
     def __enter__(self) -> Self:
-        self._gate.enter(self)
+        self._device.enter(self)
         return self
 
     def reading(self) -> AbstractContextManager[object]:
         """Encloses the device part, or a piece of it; waits where it is another reader's turn."""
         if self.sharing is Sharing.CROSS:
-            return self._gate.turns
+            return self._device.turns
         return threading.Lock()  # nobody else's; no Python runs to enter and leave it
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._gate.leave(self, has_landed=kind is None)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._device.leave(self, has_landed=kind is None)
 
 
 class Turns:
@@ -366,12 +360,7 @@ class Turns:
             self._waiting.append(turn)
         turn.acquire()  # released by the thread whose turn it was, which stays taken
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()

@@ -1,4 +1,4 @@
-"""Reads of the volume, path by path: coordinated by the path's gate, and counted.
+"""Reads of the volume, path by path: how readers share the device, and how much they read.
 
 An extent on the page-cache path that is not in memory is *cold*: it is read past the page cache,
 whole batches at once, and brought into it when readers leave the device alone. Asking the page
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from objectcache_storage_server.engines.local.reads.device_sharing import (
-    GatedFragment,
+    RunningFragment,
+    SharedDevice,
     SharingChooser,
-    SharingGate,
     forced_sharing,
 )
 from objectcache_storage_server.engines.local.volumes.volume import (
@@ -53,18 +53,18 @@ class PathUse:
     def __init__(self, volume: Volume, sharing: str) -> None:
         """`sharing` is auto, intra or cross."""
         forced = forced_sharing(sharing)
-        self.gates = {path: SharingGate(SharingChooser(forced)) for path in IoPath}
+        self.devices = {path: SharedDevice(SharingChooser(forced)) for path in IoPath}
         self.counts = {path: PathCounts() for path in IoPath}
-        self._volume = volume
+        self.volume = volume
         self._lock = threading.Lock()
         self.stale_reads = 0
         self.sample: Callable[[], int] = _random_sample
         self._missing: dict[int, None] = {}  # extents, in the order in which they were wanted
-        self._device_read_s = float("-inf")
+        self._device_read_s = self._put_wrote_s = float("-inf")
 
-    def fragment(self, length_bytes: int, path: IoPath) -> GatedFragment:
+    def fragment(self, length_bytes: int, path: IoPath) -> RunningFragment:
         """A fragment of a path, to be entered once."""
-        return self.gates[path].fragment(length_bytes)
+        return self.devices[path].fragment(length_bytes)
 
     def read(self, transfers: Sequence[Transfer], path: IoPath, cold_bytes: int = 0) -> int:
         """Read from the volume; returns the bytes that were in memory. Raises `OSError`.
@@ -72,20 +72,16 @@ class PathUse:
         `cold_bytes` of them are read directly and were to be in the page cache, whose they count
         as.
         """
-        hit_bytes = self._volume.read(transfers, path)
+        hit_bytes = self.volume.read(transfers, path)
         self._device_read_s = time.monotonic()
         self._count(path, sum(len(memory) for _, memory in transfers) - cold_bytes, hit_bytes)
         if cold_bytes:
             self._count(IoPath.PAGE_CACHE, cold_bytes, 0)
         return hit_bytes
 
-    def read_resident(self, transfer: Transfer) -> bool:
-        """See `Volume.read_resident`."""
-        is_resident = self._volume.read_resident(transfer)
-        if is_resident:
-            size_bytes = len(transfer.memory)
-            self._count(IoPath.PAGE_CACHE, size_bytes, size_bytes)
-        return is_resident
+    def count_found(self, found_bytes: int) -> None:
+        """Count what `volume.read_resident` has read for somebody."""
+        self._count(IoPath.PAGE_CACHE, found_bytes, found_bytes)
 
     def read_missing(self, transfers: Sequence[Transfer]) -> None:
         """Read what `read_resident` did not find, the quickest way.
@@ -93,15 +89,15 @@ class PathUse:
         A cold read through the page cache reaches two thirds of the direct path's rate at most.
         """
         path = IoPath.DIRECT if self.has_direct else IoPath.PAGE_CACHE
-        self._volume.read(transfers, path)
+        self.volume.read(transfers, path)
         self._device_read_s = time.monotonic()
         self._count(IoPath.PAGE_CACHE, sum(len(memory) for _, memory in transfers), 0)
 
     def read_again(self, transfer: Transfer) -> None:
         """Read from the device what the page cache had, and have the cache forget it."""
         offset_bytes, memory = transfer
-        self._volume.drop_cache(offset_bytes, len(memory))
-        self._volume.read([transfer], IoPath.DIRECT if self.has_direct else IoPath.PAGE_CACHE)
+        self.volume.drop_cache(offset_bytes, len(memory))
+        self.volume.read([transfer], IoPath.DIRECT if self.has_direct else IoPath.PAGE_CACHE)
 
     def count_stale(self, transfer: Transfer) -> None:
         """What was read again is what was stored: the cache had something else."""
@@ -116,7 +112,7 @@ class PathUse:
     @property
     def has_direct(self) -> bool:
         """Whether what is not in memory can be read past the page cache."""
-        return IoPath.DIRECT in self._volume.paths
+        return IoPath.DIRECT in self.volume.paths
 
     def seems_resident(self, offset_bytes: int, length_bytes: int) -> bool:
         """Whether a few blocks of a range, one of each part, are all in the page cache. What is not
@@ -128,7 +124,7 @@ class PathUse:
         for part in range(parts):
             low, high = part * blocks // parts, (part + 1) * blocks // parts
             block_offset_bytes = (low + random.getrandbits(32) % (high - low)) * BLOCK_BYTES
-            if not self._volume.read_resident(Transfer(offset_bytes + block_offset_bytes, memory)):
+            if not self.volume.read_resident(Transfer(offset_bytes + block_offset_bytes, memory)):
                 return False
         return True
 
@@ -159,8 +155,20 @@ class PathUse:
 
     def is_quiet(self, now_s: float) -> bool:
         """Whether no reader has used the device for a while."""
-        gates = self.gates.values()
-        return now_s - self._device_read_s >= QUIET_S and not any(gate.readers for gate in gates)
+        return now_s - self._device_read_s >= QUIET_S and not self.is_used
+
+    def is_left_alone(self, now_s: float) -> bool:
+        """Whether no put has written to the device for a while, and no reader uses it."""
+        return now_s - self._put_wrote_s >= QUIET_S and not self.is_used
+
+    def note_put(self) -> None:
+        """A put writes to the device at this moment."""
+        self._put_wrote_s = time.monotonic()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a reader uses the device at this moment."""
+        return any(device.readers for device in self.devices.values())
 
     def _count(self, path: IoPath, read_bytes: int, hit_bytes: int) -> None:
         counts = self.counts[path]

@@ -1,6 +1,6 @@
 """Whole small objects out of the page cache, for callers that must not wait.
 
-Nothing is pinned: what was looked up inside of `Holdings.looking_up` stays where it is until that
+Nothing is held: what was looked up inside of `Holdings.looking_up` stays where it is until that
 ends, so the look-up and the read are one step. What is not at hand is left to the ordinary way,
 which waits for the device, and which drops what is damaged.
 """
@@ -40,8 +40,9 @@ def read_resident(
     sample = path_use.sample()
     try:
         for piece in source.pieces(0, memoryview(memory)):
-            if not path_use.read_resident(piece.transfer):
+            if not path_use.volume.read_resident(piece.transfer):
                 return None
+            path_use.count_found(len(piece.transfer.memory))
             verify(piece, verification, sample)
     except (DamagedVersion, OSError):
         return None

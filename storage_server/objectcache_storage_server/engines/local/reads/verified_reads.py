@@ -1,4 +1,4 @@
-"""Pinned objects of the local engine: verified reads over both paths.
+"""Held objects of the local engine: verified reads over both paths.
 
 A read is cut into pieces of whole checksum blocks. On the page-cache path a piece is checked while
 it is still in the processor's cache; on the direct path all pieces of a call go to the device at
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,15 +20,15 @@ from objectcache_schemas.limits import MIB
 from objectcache_schemas.records import Verification
 from objectcache_storage_server.engines.base import OpenObjects, Placement, Read
 from objectcache_storage_server.engines.block_checksums import block_checksum
-from objectcache_storage_server.engines.local.reads.device_sharing import GatedFragment
+from objectcache_storage_server.engines.local.reads.device_sharing import RunningFragment
 from objectcache_storage_server.engines.local.records import Version
 from objectcache_storage_server.engines.local.space.extent_geometry import Geometry
 from objectcache_storage_server.engines.local.volumes.volume import IoPath, Transfer
+from objectcache_storage_server.engines.verify_blocks import compared_blocks
 
 # Read, then hashed while it is still in a cache of the processor. Smaller pieces are hashed quicker
 # and cost more turns of the interpreter: 256 KiB reached 0.65 of a plain copy, 1 MiB 0.73.
 PIECE_BYTES = 1 * MIB
-SAMPLE_BLOCKS = 16  # one of so many is verified, where a bucket's policy is `sampled`
 
 
 class DamagedVersion(Exception):
@@ -43,7 +42,9 @@ class DamagedVersion(Exception):
 class Reader(Protocol):
     """What opened objects need of the engine."""
 
-    def fragment(self, length_bytes: int, path: IoPath) -> GatedFragment:
+    read_resident: Callable[[Transfer], bool]  # the volume's; what it finds is counted apart
+
+    def fragment(self, length_bytes: int, path: IoPath) -> RunningFragment:
         """What a path's readers are coordinated by, from the device part to the last check."""
         ...
 
@@ -53,8 +54,8 @@ class Reader(Protocol):
         """
         ...
 
-    def read_resident(self, transfer: Transfer) -> bool:
-        """Read from the page cache, if all of it is there."""
+    def count_found(self, found_bytes: int) -> None:
+        """Count what `read_resident` has read."""
         ...
 
     def read_missing(self, transfers: Sequence[Transfer]) -> None:
@@ -87,7 +88,7 @@ class Reader(Protocol):
         """What a failed read raises; damage drops the version that was read."""
         ...
 
-    def unpin(self, extents: npt.NDArray[np.int64]) -> None:
+    def let_go(self, extents: npt.NDArray[np.int64]) -> None:
         """Nobody reads these extents for us any more."""
         ...
 
@@ -124,10 +125,15 @@ class Piece(NamedTuple):
     transfer: Transfer
     path: IoPath  # that is tried first
     block_bytes: int
-    expected: Sequence[int]  # checksum of each block
     source: Source
-    first_block: int  # as the source numbers them, for `Source.owner`
+    row: int  # of the source, in which the blocks lie
+    first_block: int  # as the source numbers them in a row
     extent: OpenExtent
+
+    @property
+    def block_count(self) -> int:
+        """Blocks in it; an object's last may be short."""
+        return -(-len(self.transfer.memory) // self.block_bytes)
 
 
 class Source(ABC):
@@ -140,6 +146,12 @@ class Source(ABC):
     @abstractmethod
     def pieces(self, offset_bytes: int, memory: memoryview) -> Iterator[Piece]:
         """Pieces that fill `memory`, which begins and ends with a block (or the object)."""
+
+    @abstractmethod
+    def expected(self, row: int, blocks: range) -> Sequence[int]:
+        """Checksums of blocks of a row, looked up as they are needed: a delivery that samples
+        needs few of them.
+        """
 
     @abstractmethod
     def owner(self, block: int) -> Version:
@@ -171,23 +183,12 @@ class SlotSource(Source):
         self._stride_bytes = geometry.row_stride_bytes
         self._step = max(1, PIECE_BYTES // block_bytes)  # blocks of a piece out of memory
 
-    @cached_property
-    def _rows(self) -> list[list[int]]:
-        """Checksums by layer, of all blocks of the row in order."""
-        geometry, blocks = self._geometry, self._blocks_each
-        sums = np.zeros((geometry.slots, geometry.num_layers, blocks), np.uint64)
-        for slot, version in self._versions.items():
-            sums[slot] = np.frombuffer(version.checksums, np.uint64).reshape(sums.shape[1:])
-        rows: list[list[int]] = sums.transpose(1, 0, 2).reshape(geometry.num_layers, -1).tolist()
-        return rows
-
     def pieces(self, offset_bytes: int, memory: memoryview) -> Iterator[Piece]:
         layer, in_row = divmod(offset_bytes, self._stride_bytes)
         block_bytes = self.block_bytes
-        row = self._rows[layer]
         first, end = in_row // block_bytes, (in_row + len(memory)) // block_bytes
         extent, path = self._extent, self._extent.read_path
-        step = len(row) if path is IoPath.DIRECT else self._step
+        step = end - first if path is IoPath.DIRECT else self._step
         start = extent.offset_bytes + layer * self._stride_bytes
         for begin in range(first, end, step):
             stop = min(begin + step, end)
@@ -196,11 +197,19 @@ class SlotSource(Source):
                 Transfer(start + begin * block_bytes, view),
                 path,
                 block_bytes,
-                row[begin:stop],
                 self,
+                layer,
                 begin,
                 extent,
             )
+
+    def expected(self, row: int, blocks: range) -> Sequence[int]:
+        versions, blocks_each = self._versions, self._blocks_each
+        begin = row * blocks_each
+        return [
+            versions[block // blocks_each].checksums[begin + block % blocks_each]
+            for block in blocks
+        ]
 
     def owner(self, block: int) -> Version:
         return self._versions[block // self._blocks_each]
@@ -240,16 +249,18 @@ class ObjectSource(Source):
             for begin in range(low, high, step_bytes):
                 stop = min(begin + step_bytes, high)
                 view = memory[begin - offset_bytes : stop - offset_bytes]
-                first = begin // block_bytes
                 yield Piece(
                     Transfer(run.extent.offset_bytes + begin - run.begin_bytes, view),
                     path,
                     block_bytes,
-                    version.checksums[first : first + -(-len(view) // block_bytes)].tolist(),
                     self,
-                    first,
+                    0,
+                    begin // block_bytes,
                     run.extent,
                 )
+
+    def expected(self, row: int, blocks: range) -> Sequence[int]:
+        return self._version.checksums[blocks.start : blocks.stop : blocks.step]
 
     def owner(self, block: int) -> Version:
         return self._version
@@ -260,7 +271,7 @@ class ObjectSource(Source):
 
 
 class LocalOpenObjects(OpenObjects):
-    """Pinned extents, and how their bytes are read."""
+    """Held extents, and how their bytes are read."""
 
     def __init__(
         self,
@@ -292,14 +303,17 @@ class LocalOpenObjects(OpenObjects):
         copies: list[tuple[memoryview, memoryview]] = []  # from a block to where a part belongs
         pieces = list(self._pieces(reads, buffer, copies))
         try:
-            for path in IoPath:
-                of_path = [piece for piece in pieces if piece.path is path]
-                if of_path:
-                    self._carry_out(of_path, path)
+            self._carry_out_all(pieces)
         except (DamagedVersion, OSError) as error:
             raise self._reader.read_failed(error) from error
         for block, target in copies:
             target[:] = block
+
+    def _carry_out_all(self, pieces: Sequence[Piece]) -> None:
+        for path in IoPath:
+            of_path = [piece for piece in pieces if piece.path is path]
+            if of_path:
+                self._carry_out(of_path, path)
 
     def _carry_out(self, pieces: Sequence[Piece], path: IoPath) -> None:
         length_bytes = sum(len(piece.transfer.memory) for piece in pieces)
@@ -310,7 +324,7 @@ class LocalOpenObjects(OpenObjects):
                 for piece in pieces:
                     self._verify(piece)
                 return
-            missed = [piece for piece in pieces if not self._found(piece, fragment)]
+            missed = self._read_resident(pieces, fragment)
             if missed:
                 fragment.cold_bytes = sum(len(piece.transfer.memory) for piece in missed)
                 with fragment.reading():
@@ -318,15 +332,38 @@ class LocalOpenObjects(OpenObjects):
                 for piece in missed:
                     self._verify(piece)
 
-    def _found(self, piece: Piece, fragment: GatedFragment) -> bool:
-        """Read and check a piece that is in memory, asking no more of an extent that lacks one."""
-        extent = piece.extent
-        if extent.is_cold:
-            return False
-        is_found = self._read_resident(piece, fragment)
-        if not is_found:
-            extent.is_cold = self._reader.is_missing(extent.number)
-        return is_found
+    def _read_resident(self, pieces: Sequence[Piece], fragment: RunningFragment) -> list[Piece]:
+        """Read and check what is in memory; returns the rest. Of an extent that lacks a piece no
+        other is asked for.
+
+        What runs between two copies runs from a cold cache: so there is little.
+        """
+        reader, turn = self._reader, fragment.reading()
+        read_resident = reader.read_resident
+        verification, sample = self._verification, self._sample
+        missed: list[Piece] = []
+        found_bytes = 0
+        try:
+            for piece in pieces:
+                extent = piece.extent
+                if extent.is_cold:
+                    missed.append(piece)
+                    continue
+                transfer = piece.transfer
+                with turn:
+                    is_resident = read_resident(transfer)
+                if not is_resident:
+                    extent.is_cold = reader.is_missing(extent.number)
+                    missed.append(piece)
+                    continue
+                found_bytes += len(transfer.memory)
+                try:
+                    verify(piece, verification, sample)
+                except DamagedVersion:
+                    self._verify_on_device(piece, fragment)
+        finally:
+            reader.count_found(found_bytes)
+        return missed
 
     def _look_again(self, source: Source) -> None:
         """What was cold when it was opened, or before, may have come into memory since. Another
@@ -342,17 +379,7 @@ class LocalOpenObjects(OpenObjects):
                 self._reader.is_missing(extent.number)
         source.may_be_cold = False
 
-    def _read_resident(self, piece: Piece, fragment: GatedFragment) -> bool:
-        with fragment.reading():
-            is_resident = self._reader.read_resident(piece.transfer)
-        if is_resident:
-            try:
-                self._verify(piece)
-            except DamagedVersion:
-                self._verify_on_device(piece, fragment)
-        return is_resident
-
-    def _verify_on_device(self, piece: Piece, fragment: GatedFragment) -> None:
+    def _verify_on_device(self, piece: Piece, fragment: RunningFragment) -> None:
         """Bytes are rotten only where the device has them so: what the page cache had is dropped,
         not the object. Raises `DamagedVersion`.
         """
@@ -421,7 +448,7 @@ class LocalOpenObjects(OpenObjects):
     def _find_unreadable(self, piece: Piece, path: IoPath) -> None:
         """Raise `DamagedVersion` for the first block that the device cannot read."""
         offset_bytes, memory = piece.transfer
-        for block in range(len(piece.expected)):
+        for block in range(piece.block_count):
             begin = block * piece.block_bytes
             part = memory[begin : begin + piece.block_bytes]
             try:
@@ -440,30 +467,16 @@ class LocalOpenObjects(OpenObjects):
         extents, self._extents = self._extents, None
         if extents is not None:
             self._sources = ()
-            self._reader.unpin(extents)
+            self._reader.let_go(extents)
 
 
 def verify(piece: Piece, verification: Verification, sample: int) -> None:
     """Compare what was read with its checksums; raises `DamagedVersion`. `sample` says which blocks
     are compared where not all are.
     """
-    (_, memory), _, block_bytes, expected, *_ = piece
-    if verification is Verification.FULL:
-        begin = 0
-        for index, checksum in enumerate(expected):
-            end = begin + block_bytes
-            if block_checksum(memory[begin:end]) != checksum:
-                raise _mismatch(piece, index)
-            begin = end
-    elif verification is Verification.SAMPLED:
-        # Blocks are counted within their source, so that pieces of any size sample alike.
-        first = (sample - piece.first_block) % SAMPLE_BLOCKS
-        for index in range(first, len(expected), SAMPLE_BLOCKS):
-            block = memory[index * block_bytes : (index + 1) * block_bytes]
-            if block_checksum(block) != expected[index]:
-                raise _mismatch(piece, index)
-
-
-def _mismatch(piece: Piece, block: int) -> DamagedVersion:
-    owner = piece.source.owner(piece.first_block + block)
-    return DamagedVersion(owner, "a block does not match its checksum")
+    (_, memory), _, block_bytes, source, row, first_block, _ = piece
+    blocks = compared_blocks(piece.block_count, verification, first_block, sample)
+    for block, checksum in zip(blocks, source.expected(row, blocks), strict=True):
+        begin = (block - first_block) * block_bytes
+        if block_checksum(memory[begin : begin + block_bytes]) != checksum:
+            raise DamagedVersion(source.owner(block), "a block does not match its checksum")

@@ -26,19 +26,19 @@ class Budget:
 
 
 def page_cache_budget(
-    state: MemoryState, pinned_bytes: int, fraction: float, setting_bytes: int = -1
+    state: MemoryState, untouched_bytes: int, fraction: float, setting_bytes: int = -1
 ) -> Budget:
     """The budget by equations (1) and (2), `fraction` of it, or `setting_bytes` unless negative.
 
-    `pinned_bytes` is memory of this process that is not yet touched but will be: the buffers that
-    its settings allow. Without any source the budget is 0.
+    `untouched_bytes`, the paper's M_pinned, is memory of this process that is not yet touched but
+    will be: the buffers that its settings allow. Without any source the budget is 0.
     """
     if setting_bytes >= 0:
         return Budget(setting_bytes, "setting")
     room_bytes, source = min(_rooms(state), default=(0, "none"))
     if state.unread:
         source += f" ({', '.join(state.unread)} unreadable)"
-    return Budget(int(max(0, room_bytes - pinned_bytes) * fraction), source)
+    return Budget(int(max(0, room_bytes - untouched_bytes) * fraction), source)
 
 
 def settled_budget(previous: Budget, measured: Budget) -> Budget:

@@ -1,7 +1,7 @@
 """Objects and extents in memory: numpy columns, a row a number.
 
 Numbers are dense and used again, so a number means something only while the lock that guards the
-table is held, or while its row is pinned. About 60 bytes an object and 50 an extent.
+table is held, or while its row is held. About 60 bytes an object and 50 an extent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 FIRST_ROWS = 1024
+UNKNOWN_CODEC = 255
 
 OBJECT_COLUMNS = np.dtype(
     [
@@ -36,6 +37,10 @@ EXTENT_COLUMNS = np.dtype(
         ("live_slots", "u2"),
         ("readers", "u4"),  # open objects in it
         ("is_freed", "?"),  # the index names it no more; its space is free when its readers leave
+        ("is_encoded", "?"),  # its slices are frames; see `Holdings.pitches`
+        # The `SliceCodec` that its slices were given to; where they are plain all the same, they
+        # got no shorter. `UNKNOWN_CODEC` of frames that were stored before this was.
+        ("codec", "u1"),
         ("num_layers", "u4"),
         ("slice_bytes", "u8"),
         ("offset_bytes", "u8"),

@@ -32,6 +32,7 @@ from objectcache_storage_server.engines.local.space.free_space import Allocator
 from objectcache_storage_server.engines.local.volumes.volume import IoPath, Volume
 
 OfObjects = npt.NDArray[np.void]  # rows of OBJECT_COLUMNS
+_FRAMED = ("bucket", "extent", "size_bytes")  # of an object that lies in frames
 
 
 class Holdings:
@@ -45,8 +46,14 @@ class Holdings:
         self.objects = DenseTable(OBJECT_COLUMNS)
         self.extents = DenseTable(EXTENT_COLUMNS)
         self.allocator = Allocator(volume.segment_bytes)
+        self.pitches: dict[int, tuple[int, ...]] = {}  # of extents with encoded slices, a row each
+        self.encoded_bytes = 0  # that those extents take
+        self.decoded_bytes = 0  # of the slices in them
         self.stored_bytes: dict[int, int] = {}  # by bucket number
         self._object_counts: Counter[int] = Counter()
+        # Of live chunks in encoded extents, by bucket number.
+        self._frame_bytes: Counter[int] = Counter()
+        self._framed_bytes: Counter[int] = Counter()  # decoded
         self.clock_of_uses = 0
         self.resident_bytes = 0  # of extents on the page-cache path
         self.page_cache_budget_bytes = 0  # that they may take
@@ -70,6 +77,7 @@ class Holdings:
         self.allocator.take_all(used["offset_bytes"][numbers], used["length_bytes"][numbers])
         self.allocated_bytes = int(used["length_bytes"][numbers].sum())
         self.resident_bytes = resident_bytes(used)
+        self._count_encoded(used[used["is_used"] & used["is_encoded"]], 1)
         used["is_cold"][numbers] = IoPath.DIRECT in self.volume.paths
         live = objects[objects["is_used"]]
         np.add.at(extents["live_slots"], live["extent"][live["size_bytes"] > 0], 1)
@@ -79,6 +87,10 @@ class Holdings:
             of_bucket = live["size_bytes"][live["bucket"] == bucket]
             self.stored_bytes[int(bucket)] = int(of_bucket.sum())
             self._object_counts[int(bucket)] = len(of_bucket)
+        in_frames = live[extents["is_encoded"][live["extent"]] & (live["size_bytes"] > 0)]
+        places = zip(*(in_frames[name].tolist() for name in _FRAMED), strict=True)
+        for bucket, extent, size_bytes in places:
+            self._count_frames(bucket, extent, size_bytes)
         self.clock_of_uses = int(live["last_used"].max(initial=0))
 
     # --- space ---
@@ -174,6 +186,30 @@ class Holdings:
                 row["length_bytes"] = length_bytes
                 self._count_extent(row, -over_bytes)
 
+    def set_pitches(self, number: int, pitches: tuple[int, ...], codec: int) -> None:
+        """The slices of an uncommitted extent, whose length is settled, are frames of these
+        pitches, made by a `SliceCodec`.
+        """
+        with self.lock:
+            self.pitches[number] = pitches
+            row = self.extents.rows[number]
+            row["is_encoded"], row["codec"] = True, codec
+            self._count_encoded(row, 1)
+
+    def set_codec(self, number: int, codec: int) -> None:
+        """The slices of a plain extent do not get shorter with this `SliceCodec`."""
+        with self.lock:
+            self.extents.rows["codec"][number] = codec
+
+    def _count_encoded(self, rows: np.void | npt.NDArray[np.void], change: int) -> None:
+        slices = rows["num_layers"].astype(np.int64) * rows["slots"]
+        self.encoded_bytes += change * int(rows["length_bytes"].astype(np.int64).sum())
+        self.decoded_bytes += change * int((slices * rows["slice_bytes"].astype(np.int64)).sum())
+
+    def pitches_of(self, numbers: Iterable[int]) -> dict[int, tuple[int, ...]]:
+        """Pitches of those extents whose slices are encoded. The caller holds the lock."""
+        return {number: self.pitches[number] for number in numbers if number in self.pitches}
+
     def end_writing(self, number: int, *, keep: bool) -> None:
         """The writer of an extent is through: the index names it now, or it is given back."""
         with self.lock:
@@ -231,6 +267,8 @@ class Holdings:
         length_bytes = int(row["length_bytes"])
         self.allocator.free(int(row["offset_bytes"]), length_bytes)
         self._count_extent(row, -length_bytes)
+        if self.pitches.pop(number, None) is not None:
+            self._count_encoded(row, -1)
         self.extents.remove(number)
 
     def _count_extent(self, row: np.void, change_bytes: int) -> None:
@@ -275,7 +313,7 @@ class Holdings:
 
     @contextlib.contextmanager
     def looking_up(self) -> Generator[None, None, None]:
-        """What is looked up in the body may be pinned in the body."""
+        """What is looked up in the body may be held in the body."""
         token = object()
         with self.lock:
             self._lookups[token] = self._epoch
@@ -287,7 +325,7 @@ class Holdings:
                 released = self._take_released()
             self._release(released)
 
-    def pin(
+    def hold(
         self, extents: npt.NDArray[np.int64], reads_of: Sequence[int] = ()
     ) -> npt.NDArray[np.void]:
         """Count a reader into each of these distinct extents; returns copies of their rows.
@@ -310,7 +348,7 @@ class Holdings:
         (extent,) = version.extents
         with self.lock:
             home, row = self.extents.rows[extent], self.objects.rows[version.number]
-            if home["slots"] != 1:
+            if home["slots"] != 1 or home["is_encoded"]:
                 return None
             self.clock_of_uses += 1
             if row["is_used"] and row["serial"] == version.serial:
@@ -318,7 +356,7 @@ class Holdings:
             home["heat"] += np.float32(1)
             return int(home["offset_bytes"]), IoPath(int(home["path"]))
 
-    def unpin(self, extents: npt.NDArray[np.int64]) -> None:
+    def let_go(self, extents: npt.NDArray[np.int64]) -> None:
         """Count the reader out."""
         with self.lock:
             self.extents.rows["readers"][extents] -= 1
@@ -371,6 +409,7 @@ class Holdings:
             live = self.extents.rows["live_slots"]
             for version in versions:
                 self._count(version.bucket_number, 1, version.info.size_bytes)
+                self._count_frames_of(version, 1)
                 for number in version.extents:
                     live[number] += 1
 
@@ -383,6 +422,8 @@ class Holdings:
                     objects[column][version.number] = row[column]
                 live[list(before.extents)] -= 1
                 live[list(version.extents)] += 1
+                self._count_frames_of(before, -1)
+                self._count_frames_of(version, 1)
 
     def forget(self, versions: Sequence[Version]) -> None:
         """The index names these no more."""
@@ -391,6 +432,7 @@ class Holdings:
             for version in versions:
                 self.objects.remove(version.number)
                 self._count(version.bucket_number, -1, -version.info.size_bytes)
+                self._count_frames_of(version, -1)
                 for number in version.extents:
                     live[number] -= 1
 
@@ -408,6 +450,8 @@ class Holdings:
                 self.objects.remove(number)
                 bucket, size_bytes = int(row["bucket"]), int(row["size_bytes"])
                 self._count(bucket, -1, -size_bytes)
+                if size_bytes:
+                    self._count_frames(bucket, int(row["extent"]), -size_bytes)
                 if size_bytes and not self._count_live(int(row["extent"])):
                     empty.append(int(row["extent"]))
         return empty
@@ -431,10 +475,27 @@ class Holdings:
         self._object_counts[bucket] += change
         self.stored_bytes[bucket] = self.stored_bytes.get(bucket, 0) + change_bytes
 
+    def _count_frames_of(self, version: Version, change: int) -> None:
+        if version.extents:
+            size_bytes = change * version.info.size_bytes
+            self._count_frames(version.bucket_number, version.extents[0], size_bytes)
+
+    def _count_frames(self, bucket: int, extent: int, change_bytes: int) -> None:
+        """A chunk of so many bytes, fewer than 0 where it goes, in an extent of whichever kind."""
+        pitches = self.pitches.get(extent)
+        if pitches is not None:
+            self._frame_bytes[bucket] += sum(pitches) if change_bytes > 0 else -sum(pitches)
+            self._framed_bytes[bucket] += change_bytes
+
     def totals(self, bucket: int) -> BucketTotals:
         """What a bucket holds, by its number."""
         with self.lock:
-            return BucketTotals(self._object_counts[bucket], self.stored_bytes.get(bucket, 0))
+            return BucketTotals(
+                self._object_counts[bucket],
+                self.stored_bytes.get(bucket, 0),
+                self._frame_bytes[bucket],
+                self._framed_bytes[bucket],
+            )
 
     def slots_of(self, extents: Iterable[int]) -> list[int]:
         """Slots of extents, in no order."""

@@ -1,7 +1,7 @@
 """Checks a store that is in use: where its objects lie, and every byte against its checksum.
 
 First the index is compared with the space that it names, in one snapshot, without the data. Then
-every object is read in pieces, a page of objects pinned at a time: puts, deletes and reads go on,
+every object is read in pieces, a page of objects held at a time: puts, deletes and reads go on,
 and while others read, the check reads half of the time at most. What was replaced, moved or deleted
 meanwhile is no finding.
 """
@@ -35,7 +35,7 @@ from objectcache_storage_server.engines.local.upkeep.find_misplaced import (
 
 EXAMPLES_MAX = 20
 SCAN_VERSIONS = 1024  # decoded at a time in the comparison of index and space
-PAGE_VERSIONS = 64  # pinned at a time while their bytes are read
+PAGE_VERSIONS = 64  # held at a time while their bytes are read
 PIECE_BYTES = 1 * MIB
 PROGRESS_BYTES = 64 * MIB  # between two reports of progress
 _IDENTITY = ("is_used", "offset_bytes", "length_bytes", "slots")  # of an extent's row
@@ -259,7 +259,7 @@ def _is_whole(stored: StoredObjects, version: Version) -> bool:
 
 
 def _open(stored: StoredObjects, versions: Sequence[Version]) -> LocalOpenObjects | None:
-    """Pin versions, if the index names all of them still."""
+    """Hold versions, if the index names all of them still."""
     with stored.holdings.looking_up():
         if all(_is_current(stored, version) for version in versions):
             return stored.open_versions(versions)
@@ -302,12 +302,12 @@ def _repair_extents(stored: StoredObjects, places: _Places) -> None:
             lost = [
                 number for number in places.damaged_rows if is_known[number] and number not in freed
             ]
-            lost_rows = rows[lost]
+            lost_rows, lost_pitches = rows[lost], holdings.pitches_of(lost)
         if not freed and not lost:
             return
         with stored.index.writing() as change:
             change.remove_extents(freed)
-            change.add_extents(lost, lost_rows)
+            change.add_extents(lost, lost_rows, lost_pitches)
         stored.flusher.drop(freed)
 
 
@@ -339,12 +339,12 @@ class _BytesCheck:
         stored = self._objects
         after: tuple[int, str] | None = None
         while True:
-            with contextlib.ExitStack() as pinned:
+            with contextlib.ExitStack() as held:
                 with stored.holdings.looking_up():
                     with stored.index.reading() as view:
                         page = view.every_version(after, PAGE_VERSIONS)
                     opened = [
-                        (pinned.enter_context(stored.open_versions(versions)), versions)
+                        (held.enter_context(stored.open_versions(versions)), versions)
                         for versions in self._apart(page)
                     ]
                 self._findings.add_damaged_rows(view)
@@ -375,14 +375,14 @@ class _BytesCheck:
                 self._found(version, str(damage))
                 return
             self._findings.bytes += len(memory)
-            if any(gate.readers for gate in self._objects.path_use.gates.values()):
+            if any(device.readers for device in self._objects.path_use.devices.values()):
                 self._pause(time.monotonic() - started_s)
             if self._findings.bytes - self._reported_bytes >= PROGRESS_BYTES:
                 self._reported_bytes = self._findings.bytes
                 yield
 
     def _found(self, version: Version, reason: str) -> None:
-        """Count it, and drop it if it is to be: the pinned bytes were this version's own."""
+        """Count it, and drop it if it is to be: the held bytes were this version's own."""
         if not _is_current(self._objects, version):
             return
         self._findings.damaged += 1

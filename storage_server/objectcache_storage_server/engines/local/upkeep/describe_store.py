@@ -29,6 +29,7 @@ def engine_status(
         extents = holdings.extents.used[: None if with_extents else 0].copy()
         free_bytes = holdings.allocator.free_bytes
         largest_free_bytes = holdings.allocator.largest_free_bytes
+        encoded_bytes, decoded_bytes = holdings.encoded_bytes, holdings.decoded_bytes
         objects, live_bytes = len(holdings.objects), sum(holdings.stored_bytes.values())
     extents = extents[extents["is_used"] & ~extents["is_freed"]]
     return EngineStatus(
@@ -39,6 +40,8 @@ def engine_status(
         capacity_bytes=holdings.capacity_bytes(),
         allocated_bytes=holdings.allocated_bytes,
         live_bytes=live_bytes,
+        encoded_bytes=encoded_bytes,
+        decoded_bytes=decoded_bytes,
         free_bytes=free_bytes,
         largest_free_bytes=largest_free_bytes,
         data_files=len(stored.volume.segments()),
@@ -57,6 +60,9 @@ def engine_status(
         compacted_bytes=upkeep.compactor.moved_bytes,
         compaction=upkeep.compactor.state,
         compaction_candidates=upkeep.compactor.candidates,
+        encoding_waiting_bytes=upkeep.compactor.waiting_bytes,
+        reencoded_objects=upkeep.compactor.reencoded_objects,
+        reencoded_bytes=upkeep.compactor.reencoded_bytes,
         when_full=upkeep.settings.when_full,
     )
 
@@ -78,7 +84,7 @@ def extent_classes(extents: npt.NDArray[np.void]) -> tuple[ExtentClass, ...]:
 
 
 def _path_status(stored: StoredObjects, extents: npt.NDArray[np.void], path: IoPath) -> PathStatus:
-    counts, chooser = stored.path_use.counts[path], stored.path_use.gates[path].chooser
+    counts, chooser = stored.path_use.counts[path], stored.path_use.devices[path].chooser
     on_path = extents[extents["path"] == path]
     return PathStatus(
         name=PATH_NAMES[path],

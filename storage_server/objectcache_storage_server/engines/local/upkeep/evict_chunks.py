@@ -6,8 +6,8 @@ import threading
 
 from objectcache_runtime.settings import StorageSettings
 from objectcache_storage_server.engines.catalog import BucketRow
+from objectcache_storage_server.engines.eviction.plan_eviction import choose_victims
 from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
-from objectcache_storage_server.engines.local.upkeep.plan_eviction import choose_victims
 from objectcache_storage_server.engines.local.upkeep.spare_used import Spared
 
 QUOTA_TURNS_MAX = 16  # of eviction before one put

@@ -27,7 +27,7 @@ def place_fault(version: Version, extents: Extents) -> str | None:
     if not version.extents:
         return "it has bytes and no extent" if size_bytes else None
     rows = extents[list(version.extents)]
-    if rows["slots"].max() == 1:
+    if rows["slots"].max() == 1 and not rows["is_encoded"].any():
         return _run_fault(version, rows["length_bytes"].tolist())
     return _slot_fault(version, rows)
 
@@ -53,6 +53,9 @@ def _slot_fault(version: Version, rows: Extents) -> str | None:
     chunk_bytes = int(row["num_layers"]) * int(row["slice_bytes"])
     if version.info.size_bytes != chunk_bytes:
         return f"its {version.info.size_bytes} bytes lie in a slot of {chunk_bytes}"
+    frames = -1 if version.frame_checksums is None else len(version.frame_checksums)
+    if row["is_encoded"] and frames != row["num_layers"]:
+        return f"it has checksums of {max(frames, 0)} frames, and {row['num_layers']} frames"
     return None
 
 

@@ -23,12 +23,12 @@ from math import log2
 import numpy as np
 import numpy.typing as npt
 
-from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, slots_for
-from objectcache_storage_server.engines.local.upkeep.link_prefixes import (
+from objectcache_storage_server.engines.eviction.link_prefixes import (
     beginnings,
     depths,
     prefix_links,
 )
+from objectcache_storage_server.engines.local.space.extent_geometry import Geometry, slots_for
 
 Rows = npt.NDArray[np.void]
 Numbers = npt.NDArray[np.int64]
@@ -44,6 +44,9 @@ class Move:
     bucket: int
     numbers: tuple[int, ...]
     geometry: Geometry
+    # Of a move that is made for its sake, the codec that slices are to be given to, 0 for none; any
+    # other move goes by the policy that it meets.
+    codec: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +279,9 @@ def _is_worth_it(
         live = live_slots.get(extent, int(extents["live_slots"][extent]))
         gain -= _together(live) - _together(live - count)
         if count == live:
-            grown_bytes -= int(extents["length_bytes"][extent])
+            # Whether slices are encoded or not, space counts as if they were plain: so moves end.
+            was = Geometry(int(extents["slots"][extent]), *_shape(extents, extent))
+            grown_bytes -= was.extent_bytes
     return gain - grown_bytes / geometry.chunk_bytes >= WORTH * geometry.slots
 
 

@@ -32,7 +32,7 @@ def recover(stored: StoredObjects) -> None:
     holdings = stored.holdings
     with stored.index.reading() as view:
         view.load_objects(holdings.objects)
-        view.load_extents(holdings.extents)
+        holdings.pitches = view.load_extents(holdings.extents)
         view.load_uses(holdings.objects)
         unflushed = view.unflushed()
     _drop_lost_extents(stored)
@@ -75,6 +75,7 @@ def _drop_lost_extents(stored: StoredObjects) -> None:
         stored.damage.add(version.info.key, "its data file, or its place in it, is missing")
     for number in lost:
         extents.remove(number)
+        stored.holdings.pitches.pop(number, None)
 
 
 def _holds(known: npt.NDArray[np.bool_], number: int) -> bool:

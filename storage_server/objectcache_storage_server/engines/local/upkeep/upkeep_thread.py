@@ -18,6 +18,7 @@ import numpy as np
 from objectcache_runtime.settings import StorageSettings
 from objectcache_schemas.errors import ObjectCacheError, StorageFull
 from objectcache_schemas.limits import MIB
+from objectcache_storage_server.engines.eviction.plan_eviction import expired
 from objectcache_storage_server.engines.local.direct.alignment import split_at
 from objectcache_storage_server.engines.local.index.lmdb_index import USES_ROWS
 from objectcache_storage_server.engines.local.objects.stored_objects import StoredObjects
@@ -30,7 +31,6 @@ from objectcache_storage_server.engines.local.residency.memory_state import Memo
 from objectcache_storage_server.engines.local.residency.planner import decay, replan
 from objectcache_storage_server.engines.local.upkeep.evict_chunks import Evictor
 from objectcache_storage_server.engines.local.upkeep.move_chunks import Compactor
-from objectcache_storage_server.engines.local.upkeep.plan_eviction import expired
 from objectcache_storage_server.engines.local.volumes.volume import IoPath
 
 ROUND_S = 0.5  # also how long an asynchronous put may wait for its flush

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import mmap
 import os
 import re
 import sys
@@ -37,20 +38,25 @@ from objectcache_storage_server.engines.local.direct.batches import (
     Submitter,
     WriteBatch,
 )
-from objectcache_storage_server.engines.local.direct.cached_pages import read_resident
+from objectcache_storage_server.engines.local.direct.cached_pages import (
+    read_resident,
+    resident_pages,
+)
 from objectcache_storage_server.engines.local.direct.in_flight import lock_when_idle
 from objectcache_storage_server.engines.local.direct.kernel_facts import (
     direct_alignment,
     piece_bytes_max,
     read_ahead,
-    start_write_back,
 )
 from objectcache_storage_server.engines.local.direct.threads import (
     ThreadSubmitter,
     read_whole,
-    write_whole,
 )
 from objectcache_storage_server.engines.local.direct.uring import UringSubmitter
+from objectcache_storage_server.engines.local.volumes.joined_writes import (
+    CachedWrites,
+    DirectWrites,
+)
 from objectcache_storage_server.engines.local.volumes.volume import (
     BLOCK_BYTES,
     IoPath,
@@ -60,8 +66,6 @@ from objectcache_storage_server.engines.local.volumes.volume import (
 
 SEGMENT_UNIT_BYTES = 4 * MIB  # files are made of whole ones
 FLUSH_THREADS = 8  # a device takes several flushes at once
-WRITE_BACK_BYTES = 1 * MIB  # copied into the page cache before the device is set to work on them
-VECTORS_MAX = 512  # of memory in one call, of which the kernel takes 1024
 MORE_SPACE = "add space to the file system of server.data_dir"
 _NAME = re.compile(r"\d{6,}")
 _UNFINISHED = ".unfinished"
@@ -89,7 +93,7 @@ class DataFiles(Volume):
     """Files `000000`, `000001`, ... of `segment_bytes` in a folder."""
 
     gives_segments_back = True
-    joins_writes = True  # through the page cache
+    joins_writes = True
 
     def __init__(
         self,
@@ -206,13 +210,24 @@ class DataFiles(Volume):
 
     def read_resident(self, transfer: Transfer) -> bool:
         segment, begin = divmod(transfer.offset_bytes, self.segment_bytes)
-        memory = transfer.memory
-        if begin + len(memory) <= self.segment_bytes:  # as all are that lie in one extent
-            return read_resident(self._file(segment).buffered, begin, memory) == len(memory)
+        memory, file = transfer.memory, self._files.get(segment)
+        length_bytes = len(memory)
+        if file is not None and begin + length_bytes <= self.segment_bytes:  # as nearly all are
+            return read_resident(file.buffered, begin, memory) == length_bytes
         return all(
             read_resident(file.buffered, offset, part) == len(part)
             for file, offset, part in self._located((transfer,))
         )
+
+    def cached_bytes(self, offset_bytes: int, length_bytes: int) -> int | None:
+        pages = 0
+        for offset, length in split_at(offset_bytes, length_bytes, self.segment_bytes):
+            segment, begin = divmod(offset, self.segment_bytes)
+            try:
+                pages += resident_pages(self._file(segment).buffered, begin, length)
+            except OSError:  # Linux before 6.5, or forbidden
+                return None
+        return pages * mmap.PAGESIZE
 
     def prefetch(self, offset_bytes: int, length_bytes: int) -> None:
         for offset, length in split_at(offset_bytes, length_bytes, self.segment_bytes):
@@ -224,15 +239,16 @@ class DataFiles(Volume):
 
     def write(self, transfers: Sequence[Transfer], path: IoPath) -> None:
         if path is IoPath.PAGE_CACHE:
-            writes = _CachedWrites()
+            writes = CachedWrites()
             for file, offset, memory in self._located(transfers):
                 writes.add(file.buffered, offset, memory)
             writes.run()
             return
-        batch = WriteBatch(*self._direct_parts())
+        parts = self._direct_parts()
+        direct_writes = DirectWrites(WriteBatch(*parts), parts[1])
         for file, offset, memory in self._located(transfers):
-            batch.add(file.direct, offset, memory)
-        batch.run()
+            direct_writes.add(file.direct, offset, memory)
+        direct_writes.run()
 
     def flush(self, ranges: Sequence[tuple[int, int]]) -> None:
         touched = {
@@ -438,53 +454,6 @@ def _open_submitter(direct_io: str, depth: int) -> Submitter:
             raise
         name = errno.errorcode.get(error.errno or 0, "unknown error")
         return ThreadSubmitter(depth, f"io_uring is not allowed here ({name})")
-
-
-class _CachedWrites:
-    """Writes through the page cache, and has the device begin with what it took while it takes
-    more: pieces of about `WRITE_BACK_BYTES`, or less where what follows does not lie behind them.
-    """
-
-    def __init__(self) -> None:
-        self._file_descriptor = -1
-        self._offset_bytes = 0
-        self._memories: list[memoryview] = []  # of one range of the file
-        self._length_bytes = 0
-
-    def add(self, file_descriptor: int, offset_bytes: int, memory: memoryview) -> None:
-        """Write now or with a later call, at last with `run`. Raises `OSError`."""
-        if len(memory) <= WRITE_BACK_BYTES:
-            self._add_piece(file_descriptor, offset_bytes, memory)
-            return
-        for begin in range(0, len(memory), WRITE_BACK_BYTES):
-            piece = memory[begin : begin + WRITE_BACK_BYTES]
-            self._add_piece(file_descriptor, offset_bytes + begin, piece)
-
-    def _add_piece(self, file_descriptor: int, offset_bytes: int, piece: memoryview) -> None:
-        is_behind = offset_bytes == self._offset_bytes + self._length_bytes
-        is_more = self._length_bytes + len(piece) <= WRITE_BACK_BYTES
-        if not (is_behind and is_more and file_descriptor == self._file_descriptor):
-            self.run()
-            self._file_descriptor, self._offset_bytes = file_descriptor, offset_bytes
-        self._memories.append(piece)
-        self._length_bytes += len(piece)
-        if len(self._memories) == VECTORS_MAX:
-            self.run()
-
-    def run(self) -> None:
-        """Write what was added; raises `OSError`."""
-        memories, self._memories = self._memories, []
-        if not memories:
-            return
-        file_descriptor, offset_bytes = self._file_descriptor, self._offset_bytes
-        length_bytes, self._length_bytes = self._length_bytes, 0
-        done_bytes = os.pwritev(file_descriptor, memories, offset_bytes)
-        for memory in memories:  # a rest, where it was cut short
-            if done_bytes < len(memory):
-                write_whole(file_descriptor, offset_bytes + done_bytes, memory[done_bytes:])
-            offset_bytes += len(memory)
-            done_bytes = max(0, done_bytes - len(memory))
-        start_write_back(file_descriptor, self._offset_bytes, length_bytes)
 
 
 def _read_cached(file_descriptor: int, offset_bytes: int, memory: memoryview) -> int:

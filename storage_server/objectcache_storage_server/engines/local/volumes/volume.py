@@ -44,7 +44,9 @@ class Volume(ABC):
     cache_path: str = ""  # for operators: whose page cache it is, or why there is none
     segment_bytes: int  # an extent never crosses a multiple of this
     gives_segments_back: bool  # whether `remove` makes room for anybody else
-    joins_writes = False  # whether neighbours among the transfers of one `write` are one request
+    # Whether neighbours among the transfers of one `write` are one request; on the direct path
+    # where all of them are whole blocks in memory that begins at one.
+    joins_writes = False
 
     # --- space ---
 
@@ -86,6 +88,12 @@ class Volume(ABC):
         memory's content undefined. Never waits for the device. Raises `OSError`.
         """
         return False
+
+    def cached_bytes(self, offset_bytes: int, length_bytes: int) -> int | None:
+        """How much of a range the page cache has, without reading any of it; None where the kernel
+        does not say.
+        """
+        return None
 
     def enter_cache(self, offset_bytes: int, length_bytes: int) -> bool:
         """Whether a range that was written, whole blocks, can be read through the page cache from

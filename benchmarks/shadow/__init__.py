@@ -1,0 +1,1 @@
+"""ShadowServe's questions: encoded prefixes over slow links, and who decodes them."""

@@ -1,0 +1,1 @@
+"""A store that several storage servers share, beside what it can do by itself."""

@@ -1,0 +1,1 @@
+"""Deliveries of which some chunks come as frames, and what decodes them."""

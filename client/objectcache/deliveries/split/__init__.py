@@ -1,0 +1,1 @@
+"""Deliveries that several storage servers share, each with its part of the chunks."""

@@ -1,0 +1,1 @@
+"""Whether deliveries are asked for encoded: pure, by what past ones measured."""

@@ -1,0 +1,1 @@
+"""Over which nodes' storage NICs deliveries come: directly, or over relays."""

@@ -1,0 +1,1 @@
+"""The ways out of a relay: into an engine's memory, or in a body."""

@@ -1,0 +1,1 @@
+"""Payloads of frames as they are stored, for readers that decode them."""

@@ -1,0 +1,1 @@
+"""What a server keeps beside objects: accounts, the changed schedule."""

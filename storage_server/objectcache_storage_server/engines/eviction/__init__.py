@@ -1,0 +1,1 @@
+"""Which cache content goes first: prefixes from their ends, least recently used extents first."""

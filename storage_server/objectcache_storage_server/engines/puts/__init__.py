@@ -1,0 +1,1 @@
+"""What every engine that gathers puts needs: memory for it, and checksums as bytes arrive."""

@@ -1,0 +1,1 @@
+"""The engine over a store that several storage servers share."""

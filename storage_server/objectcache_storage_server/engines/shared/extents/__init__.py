@@ -1,0 +1,1 @@
+"""How bytes lie in a shared store's objects: cut, written, read and verified."""

@@ -1,0 +1,1 @@
+"""The replayed index: what the log's records add up to, in LMDB."""

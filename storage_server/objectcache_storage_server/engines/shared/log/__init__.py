@@ -1,0 +1,1 @@
+"""The commit log: its records, appending, following and checkpoints."""

@@ -1,0 +1,1 @@
+"""Who writes to the log, and who is still alive."""

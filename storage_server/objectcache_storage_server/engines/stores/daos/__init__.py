@@ -1,0 +1,1 @@
+"""DAOS as a shared store: see `daos_store.py`."""

@@ -1,0 +1,1 @@
+"""A folder that servers on several hosts have mounted: CephFS, Lustre, NFS, JuiceFS."""

@@ -1,0 +1,1 @@
+"""RADOS, Ceph's object store, as a shared store: see `rados_store.py`."""

@@ -1,0 +1,1 @@
+"""Any S3 that has conditional PUT, by the library obstore."""

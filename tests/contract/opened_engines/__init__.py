@@ -1,0 +1,1 @@
+"""Engines as the contract's tests open them."""

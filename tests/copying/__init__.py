@@ -1,0 +1,1 @@
+"""Buckets that are copied between servers."""

@@ -1,0 +1,1 @@
+"""Engines whose KV is stored in a lossy dtype."""

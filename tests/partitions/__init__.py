@@ -1,0 +1,1 @@
+"""Storage servers whose network is cut: silence, and not a refusal."""
