@@ -21,8 +21,8 @@ class DispatchProcess:
 
     def __init__(self, folder: Path, *assignments: str, listen: str = "127.0.0.1:0") -> None:
         token_file = folder / "token"
+        token_file.touch(0o600)
         token_file.write_text(TOKEN + "\n")
-        token_file.chmod(0o600)
         sets = [part for each in assignments for part in ("--set", each)]
         self.process = ServerProcess(
             "objectcache_gateway.dispatch_service",

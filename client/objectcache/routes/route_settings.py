@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -189,9 +189,7 @@ def checked_dispatch(dispatch: Any, token: Any, worker: Any) -> DispatchSource |
     endpoints = _replicas(dispatch)
     read: Callable[[], str]
     if isinstance(token, str | Path):
-        file = Path(token)
-        read = partial(_token_of, file)
-        read()  # what is wrong with it is said now
+        read = _TokenFile(Path(token))
     elif callable(token):
         read = cast("Callable[[], str]", token)
     else:
@@ -218,12 +216,31 @@ def _replicas(dispatch: Any) -> tuple[Endpoint, ...]:
     return tuple(endpoints)
 
 
-def _token_of(file: Path) -> str:
-    check_not_for_all("dispatch_token", file)
-    try:
-        token = file.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"dispatch_token: {file} cannot be read: {error}") from error
-    if not token.isascii() or not token.isprintable() or not token:
-        raise InvalidRequest(f"dispatch_token: {file} must hold one line of visible ASCII")
-    return token
+class _TokenFile:
+    """Its token. Who puts another into it may be half done when it is read, or between removing it
+    and writing it anew: the token before is used then. Raises `InvalidRequest` for what is wrong
+    with the file at first, and whenever all on the host may read it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._token = self._read()
+
+    def __call__(self) -> str:
+        with contextlib.suppress(_Unfinished):
+            self._token = self._read()
+        return self._token
+
+    def _read(self) -> str:
+        try:
+            token = self._file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _Unfinished(f"dispatch_token: {self._file} cannot be read: {error}") from error
+        check_not_for_all("dispatch_token", self._file)
+        if not token.isascii() or not token.isprintable() or not token:
+            raise _Unfinished(f"dispatch_token: {self._file} must hold one line of visible ASCII")
+        return token
+
+
+class _Unfinished(InvalidRequest):
+    """What whoever writes it may be about to mend."""

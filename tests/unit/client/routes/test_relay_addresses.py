@@ -50,3 +50,23 @@ def test_a_token_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
         checked_dispatch("http://d:9010", file, "")
     file.chmod(0o640)
     assert checked_dispatch("http://d:9010", file, "") is not None
+
+
+def test_a_token_that_is_being_replaced_is_the_one_before_until_it_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.touch(0o600)
+    with pytest.raises(InvalidRequest, match="one line of visible ASCII"):
+        checked_dispatch("http://d:9010", file, "")
+    file.write_text("the-first-token")
+    source = checked_dispatch("http://d:9010", file, "")
+    assert source is not None
+    file.write_text("")
+    assert source.token() == "the-first-token"
+    file.unlink()
+    assert source.token() == "the-first-token"
+    file.touch(0o600)
+    file.write_text("the-second-token\n")
+    assert source.token() == "the-second-token"
+    file.chmod(0o604)
+    with pytest.raises(InvalidRequest, match="chmod 600"):
+        source.token()
