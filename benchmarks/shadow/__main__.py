@@ -20,15 +20,15 @@ from benchmarks.shadow import ablations, automatic, interference, landing_ring, 
 from benchmarks.shadow.contents import Volume
 from benchmarks.shadow.rig import PAPER_GBPS, Rig, rig
 
-QUICK, FULL = Volume(8, 8), Volume(16, 32)
-QUICK_RING, FULL_RING = Volume(32, 4), Volume(32, 16)  # a sixteenth is two layers
+FULL, FULL_RING = Volume(16, 32), Volume(32, 16)  # a sixteenth of the latter is two layers
+QUICK = Volume(32, 2)  # for all parts, so that everything is started once
 NOT_POSSIBLE = 3  # the exit status where this machine has no namespaces
 Part = Callable[[Rig, bool], Iterator[str]]
 
 
 def link_part(running: Rig, is_quick: bool) -> Iterator[str]:
     """Links of four rates."""
-    rates, rounds = ((10, 40), 2) if is_quick else (PAPER_GBPS, 5)
+    rates, rounds = ((10, 40), 1) if is_quick else (PAPER_GBPS, 5)
     yield link_rates.first_words(running.volume, rounds)
     yield from table(link_rates.HEADINGS, link_rates.measure(running, rates, rounds))
 
@@ -39,7 +39,8 @@ def automatic_part(running: Rig, is_quick: bool) -> Iterator[str]:
     yield f"Lossless, decoded in the engine, by turns; median of {rounds}."
     yield from table(automatic.HEADINGS, automatic.measure(running, rates, rounds))
     yield f"The same by fetchers of one worker; median of {rounds}."
-    yield from table(automatic.HEADINGS, automatic.measure_fetchers(running, rates, rounds))
+    begun = rates[:1] if is_quick else rates  # three fetchers for each
+    yield from table(automatic.HEADINGS, automatic.measure_fetchers(running, begun, rounds))
 
 
 def interference_part(running: Rig, is_quick: bool) -> Iterator[str]:
@@ -59,6 +60,7 @@ def ablation_part(running: Rig, is_quick: bool) -> Iterator[str]:
 def ring_part(running: Rig, is_quick: bool) -> Iterator[str]:
     """Prefixes over the landing memory."""
     rates, repeats = ((40,), 2) if is_quick else (PAPER_GBPS, 9)
+    times = landing_ring.QUICK_TIMES if is_quick else landing_ring.TIMES
     volume = running.volume
     yield (
         f"Lossless, {volume.delivered_bytes >> 20} MiB in {volume.layers} layers, by turns; median "
@@ -66,7 +68,7 @@ def ring_part(running: Rig, is_quick: bool) -> Iterator[str]:
     )
     for transport in ("body", "shared_memory"):
         yield f"Into the fetcher by {transport}."
-        rows = landing_ring.measure(running, rates, repeats, transport)
+        rows = landing_ring.measure(running, rates, repeats, times, transport)
         yield from table(landing_ring.HEADINGS, rows)
 
 
@@ -81,9 +83,9 @@ PARTS: dict[str, Part] = {
 
 def volume_of(part: str, is_quick: bool) -> Volume:
     """What a part fetches."""
-    if part == "ring":
-        return QUICK_RING if is_quick else FULL_RING
-    return QUICK if is_quick else FULL
+    if is_quick:
+        return QUICK
+    return FULL_RING if part == "ring" else FULL
 
 
 def table(headings: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:

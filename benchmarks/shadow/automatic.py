@@ -42,10 +42,11 @@ def measure_fetchers(rig: Rig, rates: Sequence[int | None], rounds: int) -> Iter
     for paper_gbps in rates:
         rig.bound(paper_gbps)
         with ExitStack() as stack:
-            urls = {
-                name: stack.enter_context(rig.fetcher(f"fetcher.encodings={encodings}")).url
+            begun = {
+                name: stack.enter_context(rig.fetcher(f"fetcher.encodings={encodings}"))
                 for name, encodings in FETCHERS.items()
             }
+            urls = {name: fetcher.url for name, fetcher in begun.items()}
             yield _row(paper_gbps, rounds, _over(rig, urls))
     rig.bound(None)
 

@@ -35,7 +35,7 @@ class Windows:
     window_s: float
 
 
-QUICK_WINDOWS, WINDOWS = Windows(4, 0.2), Windows(30, 0.3)
+QUICK_WINDOWS, WINDOWS = Windows(1, 0.1), Windows(30, 0.3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from benchmarks.basis.server import Server, running_server
@@ -67,12 +68,17 @@ class Rig:
         return _fetcher(self.endpoint, self.folder, self.processors[1], *settings)
 
 
-@dataclass(frozen=True, slots=True)
 class Fetcher:
-    """A fetcher that runs."""
+    """A fetcher that has been started."""
 
-    url: str
-    pid: int
+    def __init__(self, process: ServerProcess) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    @cached_property
+    def url(self) -> str:
+        """Waits until it serves."""
+        return self._process.wait_ready()
 
 
 def two_processors() -> tuple[int, int]:
@@ -99,10 +105,11 @@ def rig(volume: Volume, folder: Path) -> Generator[Rig]:
             )
         )
         endpoint = f"http://{link.address}:{server.endpoint.rpartition(':')[2]}"
-        fetchers = {
-            name: stack.enter_context(_fetcher(endpoint, folder, processor)).url
+        begun = {
+            name: stack.enter_context(_fetcher(endpoint, folder, processor))
             for name, processor in ((OWN, others), (SHARED, engines))
         }
+        fetchers = {name: fetcher.url for name, fetcher in begun.items()}  # they begin side by side
         reached = Reached(
             endpoint,
             server.access_key,
@@ -153,7 +160,7 @@ def _fetcher(
     within = ("taskset", "-c", str(processor))
     process = ServerProcess("objectcache_relay.fetcher", words, log, within=within)
     try:
-        yield Fetcher(process.wait_ready(), process.pid)
+        yield Fetcher(process)
     finally:
         process.terminate()
         with contextlib.suppress(FileNotFoundError):
