@@ -187,9 +187,9 @@ def test_what_comes_of_a_layer_that_is_not_whole_yet_is_no_silence_of_the_delive
     receiver = SplitReceiver(landing, whole, [SplitPart(0, 1)], ask, lambda _: "a")
     receiver.begin(threads)
     receiver.start(threads)
-    before_s = whole.silence_left_s()
+    before_s = whole._silence_deadline_s()
     first.stir()
-    after_s = whole.silence_left_s()
+    after_s = whole._silence_deadline_s()
     assert before_s is not None
     assert after_s is not None
     assert after_s > before_s

@@ -15,7 +15,7 @@ import pytest
 from objectcache import Client, FabricSettings, InvalidRequest
 from objectcache.channel.endpoint import Endpoint
 from objectcache.landing.fabric_regions import FabricRegion
-from objectcache.sessions import session_keeper
+from objectcache.sessions import session_keeper, session_watch
 from objectcache.sessions.fabric_joining import join_fabric
 from objectcache.sessions.session_keeper import (
     PAUSE_MAX_S,
@@ -156,7 +156,10 @@ def test_a_session_that_was_joined_ends_the_pauses_before_it() -> None:
     joining.close()
 
 
-def test_a_session_that_is_asked_to_move_is_left_once_another_one_was_joined() -> None:
+def test_a_session_that_is_asked_to_move_is_left_once_another_one_was_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_watch, "PING_INTERVAL_S", 1e6)  # a left one does not end meanwhile
     joining = Joining(None)
     keeper = SessionKeeper(joining, "no session", ThreadReserve("test"))
     first = keeper.session()
@@ -182,7 +185,8 @@ def test_a_session_that_is_asked_to_move_stays_where_no_other_can_be_had() -> No
     joining.ask_to_move(first)
     joining.refuse = Unsupported("not here")
     assert keeper.session() is first
-    wait_until(lambda: joining.asked == 2)
+    wait_until(lambda: not keeper._is_moving)
+    assert joining.asked == 2
     assert keeper.session() is first
     assert not first.is_left
     joining.refuse = None
@@ -237,20 +241,21 @@ def never_ready(*arguments: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("agent", "kind", "said"),
+    ("agent", "timeout_s", "kind", "said"),
     [
-        (lambda *arguments: no_device(arguments[1]), Unsupported, "nosuch0"),
-        (never_ready, Unavailable, "has not answered"),
+        (lambda *arguments: no_device(arguments[1]), 30.0, Unsupported, "nosuch0"),
+        (never_ready, 0.05, Unavailable, "has not answered"),
     ],
 )
 def test_an_agent_that_does_not_start_is_an_error_of_ours(
     agent: Callable[..., Any],
+    timeout_s: float,
     kind: type[ObjectCacheError],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nixl_endpoint, "NixlAgent", agent)
-    monkeypatch.setattr(nixl_endpoint, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(nixl_endpoint, "TIMEOUT_S", timeout_s)
     endpoint = NixlEndpoint("nosuch0")
     answer = msgspec.msgpack.encode(NixlNames(server="server", client="client"))
     with pytest.raises(kind, match=said):

@@ -16,7 +16,7 @@ from objectcache_encodings import SliceCodec, SliceEncoder, pack_row
 from objectcache_encodings.payload_directory import PayloadDirectory, PayloadRun
 from objectcache_schemas.errors import DamagedData, InvalidRequest
 from objectcache_schemas.layout import KvLayout
-from tests.unit.client.client_fakes import FakeGateway, Handler, Peer, Received
+from tests.unit.client.client_fakes import DEADLINE_S, FakeGateway, Handler, Peer, Received
 
 LAYOUT = KvLayout(
     num_layers=3, chunk_tokens=4, per_layer_chunk_bytes=512, dtype="bfloat16", fingerprint="e"
@@ -248,6 +248,7 @@ def test_a_layer_that_was_not_asked_for_before_the_close_is_not_made_in_a_target
     with FakeGateway(deliver(PAYLOAD)) as gateway, gateway.client(encodings=[ZSTD]) as client:
         with bucket_of(client).fetch(KEYS, delivery="layerwise", target=target) as delivery:
             first = delivery.wait_layer(0)
+            assert delivery.progress.wait_ended(DEADLINE_S)
         assert np.array_equal(first, CHUNKS[:, 0])
         assert np.array_equal(delivery.wait_layer(0), first)
         with pytest.raises(DeliveryFailed, match="not asked for before the close"):
