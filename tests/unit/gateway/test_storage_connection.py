@@ -173,7 +173,7 @@ async def test_a_call_may_be_silent_for_as_long_as_its_caller_says() -> None:
         writer.write(encode_frame(WELCOME))
         await reader.read(-1)
 
-    async with listening(welcome_only, timeout_s=0.3) as pool:
+    async with listening(welcome_only, timeout_s=1.0) as pool:  # they connect within it, too
         long = asyncio.create_task(pool.call(COPY, Done, timeout_s=20.0))
         lookup = asyncio.create_task(pool.call(StatObject(bucket="b", key="k"), Done))
         done, _ = await asyncio.wait({long, lookup}, return_when=asyncio.FIRST_COMPLETED)

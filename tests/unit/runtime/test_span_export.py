@@ -56,13 +56,26 @@ def collected() -> Collected:
 
 
 @pytest.fixture
-def exporting(collected: Collected) -> Iterator[DeliveryExport]:
+def exporting(collected: Collected, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeliveryExport]:
+    monkeypatch.setattr(export, "CLOSE_STEP_S", BOUND_S)
     provider = sdk.TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(collected))
     opened = DeliveryExport(provider)
     yield opened
     collected.may_go.set()
     opened.close()
+
+
+def close_whole(exporting: DeliveryExport) -> None:
+    """Close it, and wait for what is sent after it has given up waiting."""
+    exporting.close()
+    join_flushing()
+
+
+def join_flushing() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "span-flush":
+            thread.join(BOUND_S)
 
 
 def ended_delivery(error: DeliveryFailed | None = None) -> DeliveryRecorder:
@@ -140,7 +153,7 @@ def test_a_delivery_is_a_child_of_its_request(
     exporting: DeliveryExport, collected: Collected
 ) -> None:
     exporting.submit(ended_delivery())
-    exporting.close()
+    close_whole(exporting)
     spans = {span.name: span for span in collected.spans}
     assert set(spans) == {
         "objectcache.delivery",
@@ -170,7 +183,7 @@ def test_an_error_is_a_code_without_its_text(
     exporting: DeliveryExport, collected: Collected
 ) -> None:
     exporting.submit(ended_delivery(DeliveryFailed("chunk-key-of-a-customer is damaged")))
-    exporting.close()
+    close_whole(exporting)
     (delivery,) = [span for span in collected.spans if span.name == "objectcache.delivery"]
     assert not delivery.status.is_ok
     assert delivery.attributes["objectcache.error_code"] == "DeliveryFailed"
@@ -206,8 +219,6 @@ def test_a_collector_that_hangs_does_not_hold_the_end_up(
     close_provider(provider, timeout_s=0.05)
     assert "not all sent within 0.05 s" in caplog.text
     collected.may_go.set()
-    flushing = [thread for thread in threading.enumerate() if thread.name == "span-flush"]
-    for thread in flushing:
-        thread.join(BOUND_S)
+    join_flushing()
     assert [span.name for span in collected.spans] == ["x"]
     assert span_export.FLUSH_TIMEOUT_S > 0.05

@@ -129,7 +129,7 @@ def test_staging_memory_comes_back_unless_the_device_may_still_read_it(
 ) -> None:
     """Of six writes four were posted; the device cannot know of the others."""
     monkeypatch.setattr(peer_module, "QueuePair", PlayedPair)
-    monkeypatch.setattr(peer_module, "FLUSH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(peer_module, "FLUSH_TIMEOUT_S", DEADLINE_S if flushes else 0.05)
     monkeypatch.setattr(PlayedPair, "flushes", flushes)
     monkeypatch.setattr(PlayedPair, "closes", closes)
     monkeypatch.setattr(PlayedPair, "is_destroyed_first", destroyed)

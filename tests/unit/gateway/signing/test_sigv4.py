@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import hmac
 import itertools
+import time
 from urllib.parse import quote
 
 import pytest
@@ -513,11 +514,12 @@ def test_authorization_headers_that_cannot_be_read_say_why(authorization: str, c
     assert refusal_code(make_head("GET", "/", headers), EXAMPLE_NOW_S) == code
 
 
-@pytest.mark.timeout(5)
 def test_a_long_hostile_authorization_header_is_refused_in_linear_time() -> None:
+    begun_s = time.thread_time()  # the processor's, which others on the machine do not take
     for text in (", " * 16_000, "Credential=" * 3_000, "Signature=" + "/" * 32_000):
         head = make_head("GET", "/", {"authorization": "AWS4-HMAC-SHA256 " + text})
         assert refusal_code(head, 0.0) == "AuthorizationHeaderMalformed"
+    assert time.thread_time() - begun_s < 5.0
 
 
 def test_two_ways_of_signing_at_once_are_refused() -> None:

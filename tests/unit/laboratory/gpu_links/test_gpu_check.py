@@ -64,7 +64,7 @@ def test_wrong_bytes_are_found_where_they_are() -> None:
 def test_each_relay_has_a_verdict_and_its_reason() -> None:
     first = EmulatedDevice(400 * MIB)
     slow = EmulatedDevice(400 * MIB, beside=first)
-    slow.peer_link.limit(20 * MIB)
+    slow.peer_link.limit(4 * MIB)  # slower than the own link is on a busy machine
     alone = EmulatedDevice()
     verdicts = {
         (each.link, each.gpu): each.why_not for each in check_relays([first, slow, alone], MIB)
