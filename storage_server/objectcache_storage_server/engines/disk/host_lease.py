@@ -142,18 +142,21 @@ class HostLease:
                 return
 
     def _renew(self) -> None:
-        try:
-            content = self._path.read_text()
-        except FileNotFoundError:
-            content = ""
+        """Through one descriptor: whoever takes the lease between the look and the write has made
+        another file, which is not written to.
+        """
+        content = ""
+        with contextlib.suppress(FileNotFoundError), open(self._path, "r+") as file:
+            content = file.read()
+            if self._is_ours(content):
+                self._count += 1
+                file.seek(0)
+                file.write(self._content())
         if not self._is_ours(content):
             raise Unavailable(
                 f"the lease of the data directory was taken by {_name_of(content)} while this "
                 "server stood still"
             )
-        self._count += 1
-        with open(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC), "w") as file:
-            file.write(self._content())
 
 
 def _is_of_host(content: str, host: str) -> bool:

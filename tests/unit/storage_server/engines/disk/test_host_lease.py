@@ -128,6 +128,26 @@ def test_a_server_that_stood_still_learns_that_it_has_lost_the_lease(
     lease.close()
 
 
+def test_a_renewal_leaves_alone_what_another_host_has_made_since_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = HostLease(tmp_path, lambda reason: None, host="boot-1 alpha", renew_s=3600.0)
+    is_ours, others = lease._is_ours, "boot-2 beta\nprocess 1 token\n0\n"
+
+    def taken_meanwhile(content: str) -> bool:
+        monkeypatch.undo()
+        (tmp_path / "lease").unlink()
+        (tmp_path / "lease").write_text(others)
+        return is_ours(content)
+
+    monkeypatch.setattr(lease, "_is_ours", taken_meanwhile)
+    lease._renew()
+    assert (tmp_path / "lease").read_text() == others
+    with pytest.raises(Unavailable, match="taken by beta"):
+        lease._renew()
+    lease.close()
+
+
 def test_a_file_that_is_no_lease_is_taken_when_it_does_not_change(tmp_path: Path) -> None:
     (tmp_path / "lease").write_bytes(b"")
     take(tmp_path, "boot-2 beta", 0.1).close()
@@ -182,7 +202,9 @@ def test_an_engine_that_has_lost_its_directory_changes_nothing_more(
     engine = FilesEngine(tmp_path, 16)
     engine.create_bucket(BUCKET)
     put(engine, "before", b"data")
-    (tmp_path / "lease").write_text("boot-2 beta\nprocess 1 token\n0\n")
+    others = tmp_path / "lease-token"
+    others.write_text("boot-2 beta\nprocess 1 token\n0\n")
+    others.replace(tmp_path / "lease")  # another file, as whoever takes a lease makes one
     while not engine.flush_failure:
         time.sleep(0.01)
     with pytest.raises(Unavailable, match="taken by beta"):
