@@ -188,7 +188,9 @@ async def test_a_client_hears_by_the_interval_what_it_was_spared_though_nothing_
             while not isinstance(await asyncio.to_thread(client.event), SessionPong):
                 pass
             session.post(LayersReady(tag=3, end_layer=end_layer))
-        assert await asyncio.to_thread(client.event) == LayersReady(tag=3, end_layer=3)
+        # Where the intervals pass before the last is posted, those before it are told as well.
+        while (event := await asyncio.to_thread(client.event)) != LayersReady(tag=3, end_layer=3):
+            assert event in [LayersReady(tag=3, end_layer=end_layer) for end_layer in (1, 2)]
 
 
 @pytest.mark.asyncio

@@ -12,6 +12,7 @@ import pytest
 from objectcache_schemas.descriptor import DeliveryMode, Descriptor
 from objectcache_schemas.errors import DeliveryFailed, ObjectCacheError
 from objectcache_schemas.records import BucketInfo
+from objectcache_storage_server.deliveries import delivery as delivery_module
 from objectcache_storage_server.deliveries.delivery import (
     YIELD_S_MAX,
     DeliveryState,
@@ -154,6 +155,8 @@ def somebody_runs() -> None:
 def test_readers_yield_between_the_first_announcement_and_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Not the bound on what is given away: a busy machine may stop this thread at any yield.
+    monkeypatch.setattr(delivery_module, "YIELD_S_MAX", BOUND_S)
     assert [yields_of(monkeypatch, layers, nobody_runs) for layers in (1, 3, 10)] == [0, 2, 9]
 
 

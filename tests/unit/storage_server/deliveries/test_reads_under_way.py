@@ -210,7 +210,10 @@ def test_a_read_that_fails_cancels_the_other_reads_of_its_delivery(
     assert isinstance(store, ForgettingStore)
     try:
         one.wait()
-        assert [future.cancelled() for future in store.begun] == [False, True, True, True]
+        failed, *others = store.begun  # another may have begun before the failure was noted
+        assert not failed.cancelled()
+        assert len(others) >= 3
+        assert all(future.cancelled() for future in others)
     finally:
         for future in store.begun:
             future.cancel()

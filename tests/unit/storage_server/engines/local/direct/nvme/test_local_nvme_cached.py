@@ -354,6 +354,7 @@ def test_the_planner_leaves_direct_what_cannot_enter_the_cache(tmp_path: Path) -
         for name in ("one", "two"):
             put(engine, name, noise(64 * KIB, seed=len(name) + ord(name[0])))
             read(engine, name)
+        engine.upkeep.close()  # its own rounds would find the range before it is mapped
         settings = msgspec.structs.replace(engine.settings, page_cache_bytes=16 * MIB)
         engine.upkeep.settings = settings
         begin = device.blocks.find(noise(64 * KIB, seed=3 + ord("t"))[:64])
