@@ -13,7 +13,8 @@ install_packages() {
     installed=$(dpkg-query -W -f '${Status}\n' "${packages[@]}" 2>/dev/null | grep -c '^install ok') || true
     [ "$installed" != "${#packages[@]}" ] || return 0
     [ "$(id -u)" = 0 ] || { echo "these Debian packages are needed, and root to install them: ${packages[*]}" >&2; return 1; }
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >&2
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 \
+        install -y -qq --no-install-recommends "${packages[@]}" >&2
 }
 
 # The cloud kernel has no rdma_rxe; the standard one has. An uncompressed kernel starts at once, where
@@ -25,10 +26,12 @@ fetch_kernel() {
     version=${package#linux-image-}
     if [ ! -s "$version/vmlinux" ]; then
         rm -rf "$version" download && mkdir download
-        (cd download && apt-get download -qq "$package")
+        (cd download && apt-get -o Acquire::Retries=3 download -qq "$package")
         dpkg-deb -x download/*.deb "$version" && rm -rf download
         depmod -b "$version" "$version"
-        /usr/bin/python3 "$here/uncompress_kernel.py" "$version/boot/vmlinuz-$version" "$version/vmlinux"
+        # Under its name only when it is whole: a set-up that was ended begins again there.
+        /usr/bin/python3 "$here/uncompress_kernel.py" "$version/boot/vmlinuz-$version" "$version/unpacked"
+        mv "$version/unpacked" "$version/vmlinux"
     fi
     ln -sfn "$version" kernel
 }
