@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 POWER_OFF = 0x4321FEDC
-WAIT_FOR_DRIVES_S = 30.0
+WAIT_FOR_DRIVES_S = 120.0
 RUNS = "/runs.json"
 WRITING = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
 CONTROLLERS = "/sys/class/nvme"
@@ -36,6 +36,8 @@ def main() -> None:
         with open(RUNS) as file:
             runs = json.load(file)
         interpreter, repository = sys.argv[1:]
+        found = namespaces(runs["drives"])
+        print(f"guest: Linux {os.uname().release}, {found} after {uptime_s():.1f} s", flush=True)
         exit_code = run_tests(interpreter, repository, runs["tests"])
         print(f"\nguest: exit code {exit_code}", flush=True)
         if exit_code == 0 and runs["then"]:
@@ -49,7 +51,6 @@ def run_tests(interpreter: str, repository: str, runs: list[dict[str, Any]]) -> 
     """The first exit code of a pytest that is not 0. What the first prints is seen at once, what
     the others do when they have ended.
     """
-    print(f"guest: Linux {os.uname().release}, {namespaces()} after {uptime_s():.1f} s", flush=True)
     # The project's pytest settings name plugins that are not here.
     command = [interpreter, "-m", "pytest", "-c", "/dev/null", f"--rootdir={repository}"]
     command += ["-p", "no:cacheprovider", "-W", "error", "-o", "markers=timeout: has no effect"]
@@ -87,12 +88,14 @@ def environment(repository: str) -> dict[str, str]:
     }
 
 
-def namespaces() -> list[str]:
-    """The character devices of all namespaces, once the driver has found any."""
+def namespaces(count: int) -> list[str]:
+    """The character devices of all namespaces, once the driver has found so many: it looks at the
+    drives one beside the other.
+    """
     give_up_s = time.monotonic() + WAIT_FOR_DRIVES_S
     while True:
         found = sorted(name for name in os.listdir("/dev") if name.startswith("ng"))
-        if found or time.monotonic() > give_up_s:
+        if len(found) >= count or time.monotonic() > give_up_s:
             return found
         time.sleep(0.05)
 

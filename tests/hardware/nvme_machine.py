@@ -115,7 +115,9 @@ def run_in_machine(
     assert kernel is not None
     initial = folder / "initramfs"
     plan = folder / "runs.json"
-    plan.write_text(json.dumps({"tests": [run._asdict() for run in runs], "then": list(then)}))
+    drives = list(drives)
+    tests = [run._asdict() for run in runs]
+    plan.write_text(json.dumps({"drives": len(drives), "tests": tests, "then": list(then)}))
     with initial.open("wb") as archive:
         archive.writelines(archived(guest_files() | {"/runs.json": plan}))
     command: list[str | Path] = [
