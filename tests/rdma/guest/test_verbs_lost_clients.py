@@ -69,7 +69,8 @@ def test_a_client_that_is_cut_off_fails_soon_and_joins_again_later(
     """Its HTTP connection goes on: only the fabric is cut."""
     with client_of(server) as client:
         bucket, keys, chunks = stored_prefix(client, LAYOUT)
-        with bucket.fetch(keys, delivery="layerwise") as delivery:
+        # Slow, so that the link goes down long before the last layer is there.
+        with bucket.fetch(keys, delivery="layerwise", rate_bytes_per_s=4 << 20) as delivery:
             delivery.wait_layer(0, BOUND_S)
             link("rx2", "down")
             with pytest.raises((DeliveryFailed, Unavailable)):
