@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,57 +13,59 @@ from objectcache_schemas.errors import Conflict, StorageFull
 from objectcache_storage_server.engines.shared.index.apply_record import Touched
 from objectcache_storage_server.engines.shared.index.index_tables import IndexDamage
 from objectcache_storage_server.engines.shared.index.replayed_change import ReplayedChange
+from objectcache_storage_server.engines.shared.log import make_record
 from objectcache_storage_server.engines.shared.shared_catalog import UnknownOutcome
 from tests.unit.storage_server.engines.shared.catalogs import Server, soon, until
+from tests.unit.storage_server.engines.shared.log.held_appends import (
+    TOO_LARGE_BYTES,
+    HeldAppends,
+)
 from tests.unit.storage_server.engines.shared.log.test_racing_changes import count_up
 
-TOO_LARGE_BYTES = 200_000  # for the store of these tests, and not for its records
+
+class CallToLead(threading.Event):
+    """What a change in line waits for, up to its deadline, which passes when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_deadline_past = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        until(lambda: self.is_set() or self.is_deadline_past.is_set())
+        return self.is_set()
 
 
-class HeldAppends:
-    """Has a server's appends wait; those of much are refused, as by a store that is full."""
+def call_of(held: HeldAppends, place: int) -> CallToLead:
+    """Of the change at this place in line."""
+    called = held.in_line(place).called
+    assert isinstance(called, CallToLead)
+    return called
 
-    def __init__(self, server: Server) -> None:
-        self.waiting = 0  # appends, since the start
-        self._line = server.catalog._line
-        self._tickets = threading.Semaphore(0)
-        self._append = server.store.inner.append
-        server.store.inner.append = self.append  # type: ignore[method-assign,assignment]
 
-    def append(self, number: int, packed: bytes, deadline_s: float) -> bool:
-        self.waiting += 1
-        assert self._tickets.acquire(timeout=60)
-        if len(packed) > TOO_LARGE_BYTES:
-            raise StorageFull("the store is full")
-        return self._append(number, packed, deadline_s)
-
-    def let(self, count: int) -> None:
-        """Let this many go on."""
-        self._tickets.release(count)
-
-    def queue(
-        self, threads: ThreadPoolExecutor, call: Callable[[], object], place: int
-    ) -> Future[object]:
-        """Begin a change, which is in line at this place when this returns."""
-        future = threads.submit(call)
-        until(lambda: len(self._line._line) == place)
-        return future
+def before_others() -> float:
+    """A deadline before that of a change which began a moment ago."""
+    return time.monotonic() + 30
 
 
 def put_large(change: ReplayedChange) -> None:
     change.put_document("large", bytes(TOO_LARGE_BYTES))
 
 
-def test_a_change_whose_caller_left_is_not_called_to_lead(one: Server) -> None:
+def test_a_change_whose_caller_left_is_not_called_to_lead(
+    one: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_record, "Event", CallToLead)
     held = HeldAppends(one)
     with ThreadPoolExecutor(4) as threads:
         first = threads.submit(one.change, count_up)
         until(lambda: held.waiting == 1)
         leader = held.queue(threads, lambda: one.change(put_large), 1)
-        hasty = held.queue(threads, lambda: one.catalog.change(count_up, time.monotonic() + 3.0), 2)
+        hasty = held.queue(threads, lambda: one.catalog.change(count_up, before_others()), 2)
+        hastys_call = call_of(held, 2)
         held.let(1)
         assert first.result() == 1
         until(lambda: held.waiting == 2)  # of the leader and of the hasty one
+        hastys_call.is_deadline_past.set()
         with pytest.raises(UnknownOutcome):
             hasty.result()
         held.let(100)
@@ -104,16 +106,21 @@ def test_what_was_refused_because_of_a_change_that_was_not_stored_is_judged_agai
         assert futures[2].result() == 2
 
 
-def test_a_call_ends_at_its_own_deadline_whoever_waits_beside_it(one: Server) -> None:
+def test_a_call_ends_at_its_own_deadline_whoever_waits_beside_it(
+    one: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_record, "Event", CallToLead)
     held = HeldAppends(one)
     with ThreadPoolExecutor(3) as threads:
         first = threads.submit(one.change, count_up)
         until(lambda: held.waiting == 1)
-        hasty = held.queue(threads, lambda: one.catalog.change(count_up, time.monotonic() + 3.0), 1)
+        hasty = held.queue(threads, lambda: one.catalog.change(count_up, before_others()), 1)
+        hastys_call = call_of(held, 1)
         patient = held.queue(threads, lambda: one.change(count_up), 2)
         try:
             held.let(1)
             until(lambda: held.waiting == 2)  # of both
+            hastys_call.is_deadline_past.set()
             with pytest.raises(UnknownOutcome):
                 hasty.result(30)
             assert not patient.done()

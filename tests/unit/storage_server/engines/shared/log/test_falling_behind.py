@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
@@ -73,7 +74,7 @@ def test_one_look_that_fails_is_no_reason_to_ask_a_server_for_nothing(one: Serve
     follower.at_end_s = time.monotonic() + 3600
     assert one.catalog.store_failure == ""
     follower.at_end_s = time.monotonic() - 3600
-    assert "cannot be followed, for 3600 s" in one.catalog.store_failure
+    assert re.search(r"cannot be followed, for 36\d\d s so far", one.catalog.store_failure)
     one.store.release()
     until(lambda: not one.catalog.store_failure)
 
@@ -83,7 +84,7 @@ def test_a_server_whose_records_are_refused_says_so(
 ) -> None:
     server = opened("refused", heartbeat_s=0.05)
     assert server.catalog.store_failure == ""
-    assert server.catalog.lag_records == 0
+    until(lambda: server.catalog.lag_records == 0)
 
     def refuse(number: int, record: bytes, deadline_s: float) -> bool:
         raise Unavailable(f"the log has no record {number - 1} for {number} to follow")
@@ -97,7 +98,7 @@ def test_a_server_whose_records_are_refused_says_so(
 
 
 def test_a_server_that_cannot_ask_does_not_say_how_far_behind_it_is(one: Server) -> None:
-    assert one.catalog.lag_records == 0
+    until(lambda: one.catalog.lag_records == 0)
     one.store.hold()
     until(lambda: one.catalog.lag_records is None)
     one.store.release()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from objectcache_schemas.errors import Unavailable
+from objectcache_storage_server.engines.shared.log.writers import writer_watch
 from objectcache_storage_server.engines.shared.upkeep.lead_upkeep import NotLeading
 from objectcache_storage_server.engines.shared.upkeep.upkeep_rules import UpkeepRules
 from objectcache_storage_server.engines.stores.memory_store import MemoryStoreState
@@ -21,7 +22,7 @@ from tests.unit.storage_server.engines.shared.upkeep.upkept_servers import (
 )
 
 Start = Callable[..., UpkeptServer]
-SHORT_LEASE = UpkeepRules(grace_s=GRACE_S, writer_lease_s=1.0)
+SHORT_LEASE = UpkeepRules(grace_s=GRACE_S, writer_lease_s=2.0)
 
 
 def test_leftovers_of_a_dead_writer_go_after_the_grace_and_it_is_forgotten(
@@ -82,8 +83,10 @@ def test_a_fenced_writer_that_wakes_up_is_refused_and_loses_nothing_acknowledged
 
 
 def test_a_silent_server_is_fenced_and_one_that_speaks_is_not(
-    state: MemoryStoreState, start: Start
+    state: MemoryStoreState, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # So that servers which stand still together take nobody for dead.
+    monkeypatch.setattr(writer_watch, "STEP_S_MAX", 0.2)
     server = start(rules=SHORT_LEASE, heartbeat_s=0.1)
     speaking, silent = start(heartbeat_s=0.1), start(heartbeat_s=0.1)
     server.engine.create_bucket(KV)

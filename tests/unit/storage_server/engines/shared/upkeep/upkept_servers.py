@@ -63,7 +63,8 @@ class UpkeptServer:
             round_s=None,
             heartbeat_s=heartbeat_s,
         )
-        self.begun_s = time.monotonic()
+        # A whole number, so that a grace after another time is a grace after it to the last bit.
+        self.begun_s = float(int(time.monotonic()))
         self.is_open = True
 
     def close(self) -> None:
