@@ -53,6 +53,18 @@ def test_one_handle_alone_has_made_the_store(open_store: Open) -> None:
     assert [open_store()[0].was_made for _ in range(3)] == [True, False, False]
 
 
+def left_under_way(calls: DaosStandIn, act: Callable[[float], object]) -> Unavailable:
+    """What a call fails with at a deadline that comes while DAOS holds it. What a busy machine had
+    not begun by then has changed nothing, and is tried with a later one.
+    """
+    for seconds in (SHORT_S, 2.0, 30.0):
+        with pytest.raises(Unavailable) as caught:
+            act(within(seconds))
+        if calls.held_count():
+            return caught.value
+    raise AssertionError("nothing was begun")
+
+
 @pytest.mark.parametrize("call", ["tx_commit", "obj_fetch", "obj_update"])
 def test_a_transaction_that_is_told_to_restart_is_made_again(open_store: Open, call: str) -> None:
     store, calls = open_store()
@@ -69,8 +81,8 @@ def test_an_append_without_an_answer_is_unknown(open_store: Open, answer: int) -
     with pytest.raises(StoreTimeout, match="may have been stored"):
         store.append(0, b"record", within())
     calls.held.add("tx_commit")
-    with pytest.raises(StoreTimeout):
-        store.append(0, b"late", within(SHORT_S))
+    late = left_under_way(calls, lambda deadline_s: store.append(0, b"late", deadline_s))
+    assert isinstance(late, StoreTimeout)
     calls.release()
     assert store.read_log(0, 100, within()) == [b"late"]
     assert not store.append(0, b"again", within())
@@ -81,8 +93,7 @@ def test_a_transaction_is_closed_when_its_last_call_has_ended(open_store: Open, 
     """Not at the deadline: libdaos ends the process where one is closed under a call."""
     store, calls = open_store()
     calls.held.add(call)
-    with pytest.raises(Unavailable):
-        store.append(0, b"record", within(SHORT_S))
+    left_under_way(calls, lambda deadline_s: store.append(0, b"record", deadline_s))
     assert calls.transaction_count() == 1
     calls.release()
     assert store.append(store.log_end(0, within()), b"record", within())
@@ -176,8 +187,10 @@ def test_a_put_that_is_carried_out_late_has_the_bytes_that_it_was_given(open_sto
     store, calls = open_store()
     calls.held.add("obj_update")
     part = bytearray(b"given")
-    with pytest.raises(StoreTimeout):
-        store.put("w/1", [memoryview(part)], within(SHORT_S))
+    late = left_under_way(
+        calls, lambda deadline_s: store.put("w/1", [memoryview(part)], deadline_s)
+    )
+    assert isinstance(late, StoreTimeout)
     part[:] = b"other"
     calls.release()
     assert store.get("w/1", within()) == b"given"
@@ -248,9 +261,15 @@ def test_closing_does_not_wait_for_calls_that_were_not_begun(
         begun: int = client.calls.tx_open(client._container, ctypes.byref(handle), 0, event)
         return begun
 
-    with suppress(Unavailable):  # too many wait
-        for _ in range(2 * (daos_client.CALLS_MAX + daos_client.WAITING_MAX)):
-            client.begin(begin)
+    def begin_many() -> None:
+        with suppress(Unavailable):  # too many wait
+            for _ in range(2 * (daos_client.CALLS_MAX + daos_client.WAITING_MAX)):
+                client.begin(begin)
+
+    begin_many()
+    while calls.held_count() < daos_client.CALLS_MAX:
+        time.sleep(0.001)
+    begin_many()
     assert client._queue.full()
     closer = threading.Thread(target=client.close, daemon=True)
     closer.start()

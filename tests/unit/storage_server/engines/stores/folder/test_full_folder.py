@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,17 @@ from tests.unit.storage_server.engines.stores.folder.conftest import put, soon
 
 SIZE_BYTES = 64 * MIB
 RULES = UpkeepRules(evicts=False, grace_s=1.0, writer_lease_s=1.0)
+
+
+@pytest.fixture
+def indexes() -> Iterator[Path]:
+    """Where servers keep their indexes: in memory, as their store, since every record changes one
+    and a device may be busy with what other tests do.
+    """
+    memory = Path("/dev/shm")
+    folder = tempfile.mkdtemp(prefix="objectcache-test-", dir=memory if memory.is_dir() else None)
+    yield Path(folder)
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -163,11 +176,11 @@ def test_a_full_folder_is_opened(mounted: Path, has_reserve: bool) -> None:
 
 
 def test_a_full_engine_takes_each_delete_and_a_start_and_puts_after_the_grace(
-    mounted: Path, tmp_path: Path
+    mounted: Path, indexes: Path
 ) -> None:
     def start(name: str) -> SharedEngine:
         store = FolderStore(mounted / "s", create=True)
-        return open_server(store, tmp_path / name, rules=RULES, round_s=0.1)
+        return open_server(store, indexes / name, rules=RULES, round_s=0.1)
 
     def fill_engine(round_number: int) -> None:
         for size_bytes in (4 * MIB, 64 * 1024, 1024):
@@ -182,7 +195,7 @@ def test_a_full_engine_takes_each_delete_and_a_start_and_puts_after_the_grace(
     try:
         engine.create_bucket(BUCKET)
         fill_engine(0)
-        for round_number in range(300):
+        for round_number in range(100):
             with contextlib.suppress(StorageFull):
                 engine_put(engine, f"loop/{round_number}", bytes(4096))
             if keys := stored_keys(engine)[:1]:
@@ -203,14 +216,14 @@ def test_a_full_engine_takes_each_delete_and_a_start_and_puts_after_the_grace(
 
 
 def test_a_full_folder_takes_more_records_than_it_holds_space_for(
-    mounted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mounted: Path, indexes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record takes 4 KiB: checkpoints, which take of the same space, let the log be trimmed."""
     reserve_bytes = 2 * MIB
     monkeypatch.setattr(folder_reserve, "RESERVE_BYTES", reserve_bytes)
     engine = open_server(
         FolderStore(mounted / "s", create=True),
-        tmp_path / "index",
+        indexes / "index",
         rules=UpkeepRules(evicts=False),
         round_s=None,
         heartbeat_s=3600.0,
@@ -232,11 +245,11 @@ def test_a_full_folder_takes_more_records_than_it_holds_space_for(
 
 
 def test_a_server_started_without_any_reserve_left_frees_what_was_deleted(
-    mounted: Path, tmp_path: Path
+    mounted: Path, indexes: Path
 ) -> None:
     root = mounted / "s"
     engine = open_server(
-        FolderStore(root, create=True), tmp_path / "first", rules=RULES, round_s=None
+        FolderStore(root, create=True), indexes / "first", rules=RULES, round_s=None
     )
     try:
         engine.upkeep.round()  # it has the lease
@@ -251,7 +264,7 @@ def test_a_server_started_without_any_reserve_left_frees_what_was_deleted(
                 pass
     finally:
         engine.close()
-    engine = open_server(FolderStore(root), tmp_path / "second", rules=RULES, round_s=0.1)
+    engine = open_server(FolderStore(root), indexes / "second", rules=RULES, round_s=0.1)
     try:
         put_when_there_is_room(engine, "after", bytes(8 * MIB))
         assert (root / "reserve").stat().st_size == RESERVE_BYTES
