@@ -1,7 +1,8 @@
 """What a process did before it was killed: a line when an operation begins, another when it ends.
 
 A line is one write to a file opened for appending, so lines are whole and in the order in which
-things happened, whichever thread wrote them.
+things happened, whichever thread wrote them. Only the last one may be torn: a kill ends a write
+between two pages of the file. What it was to say never happened.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class Life(NamedTuple):
 def read_journal(file: Path, first_tick: int) -> Life:
     """What a journal tells. Ticks begin at `first_tick`."""
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    if lines and not lines[-1].endswith(b"\n"):
+        del lines[-1]
     decode = msgspec.json.Decoder(Line).decode
     began: dict[int, tuple[Operation, int]] = {}
     ran: list[Ran] = []
