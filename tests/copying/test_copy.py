@@ -26,7 +26,7 @@ from tests.storage_client import StorageClient
 LAYOUT = KvLayout(
     num_layers=4, chunk_tokens=16, per_layer_chunk_bytes=16 << 10, dtype="uint8", fingerprint="t"
 )
-PUT_COUNT, CHUNKS_EACH = 120, 4
+PUT_COUNT, CHUNKS_EACH = 60, 4
 CHUNK_COUNT = PUT_COUNT * CHUNKS_EACH
 DELETED_COUNT = 60
 KEYS = LAYOUT.chunk_keys(np.arange(CHUNK_COUNT * 16, dtype=np.uint32))
@@ -55,9 +55,31 @@ def shared(tmp_path: Path) -> Iterator[RunningFleet]:
         yield running
 
 
-def command(source: RunningFleet, target: RunningFleet, *more: str) -> Sequence[str]:
+# The command, which copies the first puts and then none until it is interrupted: however quick it
+# is, and however slow who interrupts it.
+HALTING = """
+import itertools, runpy, threading
+from objectcache_operations.admin.copying import copy_chunks
+
+batches = copy_chunks.batches
+
+def first_batches(*of):
+    yield from itertools.islice(batches(*of), 10)
+    threading.Event().wait()
+
+copy_chunks.batches = first_batches
+runpy.run_module("objectcache_operations", run_name="__main__")
+"""
+
+
+def command(
+    source: RunningFleet,
+    target: RunningFleet,
+    *more: str,
+    run: Sequence[str] = ("-m", "objectcache_operations"),
+) -> Sequence[str]:
     return (
-        *(sys.executable, "-m", "objectcache_operations", "admin", "copy", *more),
+        *(sys.executable, *run, "admin", "copy", *more),
         *("--from", source.endpoint, "--to", target.endpoint),
     )
 
@@ -107,7 +129,8 @@ def test_a_bucket_goes_to_a_shared_store_in_two_runs_and_back(
     assert dry["copied"]["count"] == 0
     assert BUCKET not in buckets(shared)
 
-    first = subprocess.Popen(there, env=own_environment() | KEY_PAIR, stderr=subprocess.PIPE)
+    halting = command(local, shared, BUCKET, run=("-c", HALTING))
+    first = subprocess.Popen(halting, env=own_environment() | KEY_PAIR, stderr=subprocess.PIPE)
     wait_until(lambda: BUCKET in buckets(shared) and bool(stored(shared)), "the first chunks")
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=60)
