@@ -65,7 +65,7 @@ def _serve(there: Connection, address: str, folder: Path, number: int) -> None:
     with opened_server(address, folder, upkeep_s=1.0) as engine:
         there.send(None)
         end_s = there.recv()
-        while time.monotonic() < end_s:
+        while not names or time.monotonic() < end_s:
             name = f"s{number}p{len(names)}"
             shape = PrefixShape(chunk_keys(name, CHUNKS), LAYERS, SLICE_BYTES, layerwise=True)
             commit(engine, staged(engine, shape))

@@ -18,15 +18,15 @@ from tests.contract.engine_suite import BUCKET, content, put, read, read_range
 from tests.contract.opened_engines.shared_engines import open_server
 from tests.rados.conftest import Open, within
 
-CALL_S_MAX = 2.0
+HURRIED_S = 0.5  # for a call that nobody answers
 SHAPE = PrefixShape([f"{i}" for i in range(80)], 4, 64 * KIB, layerwise=True)
 
 
 @pytest.fixture
 def two(open_store: Open, tmp_path: Path) -> Iterator[tuple[SharedEngine, SharedEngine]]:
     with (
-        closing(open_server(open_store(), tmp_path / "a", call_s_max=CALL_S_MAX)) as first,
-        closing(open_server(open_store(), tmp_path / "b", call_s_max=CALL_S_MAX)) as second,
+        closing(open_server(open_store(), tmp_path / "a")) as first,
+        closing(open_server(open_store(), tmp_path / "b")) as second,
     ):
         first.create_bucket(BUCKET)
         yield first, second
@@ -90,12 +90,14 @@ def test_an_object_of_the_pool_that_is_gone_is_damage(
 
 
 def test_while_no_osd_answers_calls_end_and_afterwards_all_goes_on(
-    two: tuple[SharedEngine, SharedEngine], cluster: CephCluster
+    two: tuple[SharedEngine, SharedEngine], cluster: CephCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = two
     put(first, "key", b"data")
     opened = second.open_many(BUCKET.name, ["key"])
-    with cluster.paused_osds():
+    with cluster.paused_osds(), monkeypatch.context() as hurried:
+        for engine in two:
+            hurried.setattr(engine._writer, "call_s_max", HURRIED_S)
         for call in (
             lambda: read_range(opened, 0, 0, 4),
             lambda: read(second, "key"),
