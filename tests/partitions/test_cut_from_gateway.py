@@ -38,7 +38,10 @@ class FarFleet(RunningFleet):
 
     def __init__(self, directory: Path, link: ShapedLink) -> None:
         self.link = link
-        super().__init__(directory, 2, "storage.engine=files", is_tls=True, gateways=0)
+        # A put whose gateway hung up while the link was cut is one that goes on, as far as the far
+        # server knows: at its end it would wait for it.
+        settings = ("storage.engine=files", "storage.drain_timeout_s=0.1")
+        super().__init__(directory, 2, *settings, is_tls=True, gateways=0)
         self.far = f"{link.address}:{self.servers[0].port}"
         near = self.servers[1].address
         for addresses in ([self.far], [near]):
