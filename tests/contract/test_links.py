@@ -371,6 +371,6 @@ def test_a_relay_that_loses_bytes_is_slow_or_out_of_reach_is_refused() -> None:
         "other bytes arrived than were sent"
     )
     slow = EmulatedDevice(400 * MIB, beside=target)
-    slow.peer_link.limit(20 * MIB)
+    slow.peer_link.limit(5 * MIB)
     assert "loads come at" in str(relay_check(slow, target, MIB))
     assert "cannot reach" in str(relay_check(EmulatedDevice(), target, MIB))

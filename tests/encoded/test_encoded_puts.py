@@ -325,7 +325,7 @@ def test_what_was_acknowledged_encoded_is_there_after_a_kill(tmp_path: Path) -> 
                 assert not thread.is_alive()
             wait_until(
                 lambda: (
-                    served.children().get(STORAGE) != pids[STORAGE]
+                    served.children().get(STORAGE) not in (None, pids[STORAGE])
                     and served.health_status() == 200
                 ),
                 "the storage server to serve again",

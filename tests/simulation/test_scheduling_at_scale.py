@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from objectcache_storage_server.admission.delivery_turns import AdmissionLimits
 from objectcache_storage_server.scheduling.rates.policies import RATE_POLICIES, assigned_rates
 from objectcache_storage_server.scheduling.scheduler import BYTES_PER_GBIT, FRAGMENT_S
 from objectcache_storage_server.scheduling.ttft_model import ttft_at_rate
+from objectcache_storage_server.simulation import progress as progress_module
 from objectcache_storage_server.simulation import side_by_side
 from objectcache_storage_server.simulation.__main__ import main
 from objectcache_storage_server.simulation.arrivals import (
@@ -362,6 +364,7 @@ def test_the_table_names_policy_and_load(
 def test_a_terminal_is_told_in_one_line_and_a_file_in_many_what_is_being_simulated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(progress_module, "FIRST_S", math.inf)  # however slow the machine is
     flags = ["--cap-gbps", "50", "--requests", "5", "--policy", "equal", "--load", "x1,x2"]
     assert main(flags) == 0
     told = [re.sub(r"after [0-9.]+ s", "after T s", line) for line in said(capsys).splitlines()]
