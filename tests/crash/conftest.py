@@ -1,10 +1,16 @@
-"""What the stores of these tests change in this process ends with each test."""
+"""What the stores of these tests change in this process ends with each test; property tests have
+the settings of the unit tests'.
+"""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 from tests.crash.stores import SHORT_WAITS
+from tests.unit import conftest as of_unit_tests
+
+settings.load_profile(of_unit_tests.PROFILE)
 
 
 @pytest.fixture(autouse=True)
