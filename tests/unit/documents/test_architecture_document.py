@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import gc
 import os
 import re
 import sys
@@ -116,7 +117,11 @@ class Walk:
 
     @contextmanager
     def watched(self) -> Generator[None]:
-        """Calls in the body, and in threads that begin in it."""
+        """Calls in the body, and in threads that begin in it. Coroutines that other tests left are
+        not ended meanwhile, which would be calls, too.
+        """
+        gc.collect()
+        gc.disable()
         threading.setprofile(self._event)
         sys.setprofile(self._event)
         try:
@@ -124,6 +129,7 @@ class Walk:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
+            gc.enable()
 
     def stop(self) -> None:
         self._goes_on = False

@@ -62,13 +62,14 @@ def test_a_pool_holds_no_more_connections_than_its_bound() -> None:
 
 
 def test_a_refused_connection_is_unavailable_and_names_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     gateway = FakeGateway(lambda request, peer: None)
     gateway.listener.close()
-    gateway.url = f"http://127.0.0.1:{port}"
-    with gateway.client() as client, pytest.raises(Unavailable, match=f"{port}.*refused"):
-        client.get_layout("b")
+    with socket.socket() as bound:  # so that nobody else listens at its port meanwhile
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        gateway.url = f"http://127.0.0.1:{port}"
+        with gateway.client() as client, pytest.raises(Unavailable, match=f"{port}.*refused"):
+            client.get_layout("b")
 
 
 def test_a_gateway_that_says_nothing_is_unavailable_after_the_timeout() -> None:
@@ -192,7 +193,7 @@ def test_a_put_that_is_refused_early_raises_the_servers_error() -> None:
     layout = type(LAYOUT)(
         num_layers=1, chunk_tokens=1, per_layer_chunk_bytes=64 << 20, dtype="x", fingerprint="x"
     )
-    with gateway.client(timeout_s=5.0) as client:  # which the put waits for before it looks
+    with gateway.client(timeout_s=2.0) as client:  # which the put waits for before it looks
         bucket = KvBucket(client._core, "b", layout)
         with pytest.raises(Conflict):
             bucket.put(["k"], np.zeros((1, 1, 64 << 20), np.uint8))
