@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,6 +30,7 @@ SETTINGS = (
 )
 MIB = 1 << 20
 GROWTH_BYTES_MAX = 48 * MIB  # of a process after its warm-up: allocators round up
+SETTLE_S = 20.0  # a server that is held up has not yet closed what its clients have left
 DESCRIPTORS_MORE_MAX = 40  # open files that the engine keeps, and connections in a pool
 
 
@@ -67,15 +70,25 @@ class Servers:
                 wrong.append(f"{log} holds a traceback:\n{text[start : start + 4000]}")
         if found:
             return wrong
-        for name, now in self.readings().items():
-            then = before[name]
-            if now.resident_bytes - then.resident_bytes > GROWTH_BYTES_MAX:
-                wrong.append(f"the {name} grew from {then} to {now}")
-            if now.descriptors - then.descriptors > DESCRIPTORS_MORE_MAX:
-                wrong.append(f"the {name} grew from {then} to {now}")
+        wrong += self._growth(before)
         if self._health() != 200:
             wrong.append("the health path does not answer 200")
         return wrong
+
+    def _growth(self, before: dict[str, Reading]) -> list[str]:
+        """What grew since `before`, once the servers had time to see which clients are gone."""
+        deadline_s = time.monotonic() + SETTLE_S
+        pause = threading.Event()
+        while True:
+            grown = [
+                f"the {name} grew from {before[name]} to {now}"
+                for name, now in self.readings().items()
+                if now.resident_bytes - before[name].resident_bytes > GROWTH_BYTES_MAX
+                or now.descriptors - before[name].descriptors > DESCRIPTORS_MORE_MAX
+            ]
+            if not grown or time.monotonic() > deadline_s:
+                return grown
+            pause.wait(0.1)
 
     def _pids(self) -> dict[str, int]:
         return {"gateway": self.running.gateway_pid, "storage server": self.running.storage_pid}
