@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.processes_http import ask
+
+SETTLE_S = 20.0
 
 
 def delete_everything(s3: Any, buckets: Iterable[str]) -> None:
@@ -22,8 +26,18 @@ def delete_everything(s3: Any, buckets: Iterable[str]) -> None:
             s3.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
-def leftovers(s3: Any, admin_socket: Path, buckets: Iterable[str]) -> list[str]:
-    """What there is all the same, in words: open uploads, usage, and whatever the engine keeps."""
+def leftovers(s3: Any, admin_socket: Path, buckets: Sequence[str]) -> list[str]:
+    """What there is all the same, in words: open uploads, usage, and whatever the engine keeps.
+    What is ending when this is asked has time to.
+    """
+    deadline_s = time.monotonic() + SETTLE_S
+    pause = threading.Event()
+    while (found := _left_now(s3, admin_socket, buckets)) and time.monotonic() < deadline_s:
+        pause.wait(0.1)
+    return found
+
+
+def _left_now(s3: Any, admin_socket: Path, buckets: Sequence[str]) -> list[str]:
     found = [
         f"{bucket} has open uploads"
         for bucket in buckets

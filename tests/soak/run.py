@@ -12,7 +12,7 @@ import psutil
 
 import objectcache
 from tests.integration.served import QUIET_SETTINGS, Served
-from tests.soak.judge import Sample, drift
+from tests.soak.judge import SAMPLES_MIN, Sample, drift
 from tests.soak.leftovers import delete_everything, leftovers
 from tests.soak.load import (
     KV_BUCKET,
@@ -93,7 +93,9 @@ def _watch(
     processes = {name: psutil.Process(pid) for name, pid in served.children().items()}
     samples: dict[str, list[Sample]] = {name: [] for name in processes}
     started_s = time.monotonic()
-    while (elapsed_s := time.monotonic() - started_s) < seconds:
+    count = 0
+    while (elapsed_s := time.monotonic() - started_s) < seconds or count < SAMPLES_MIN:
+        count += 1
         for name, process in processes.items():
             with process.oneshot():
                 rss_bytes = process.memory_info().rss - _shared_bytes(process)
