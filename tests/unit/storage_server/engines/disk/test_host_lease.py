@@ -182,6 +182,9 @@ def test_an_engine_refuses_what_another_host_has_open_and_warns_of_the_mount(
         else:
             open_local_engine(tmp_path, StorageSettings(capacity_bytes=64 << 20)).close()
 
+    monkeypatch.setattr(
+        data_folders, "HostLease", lambda *args, **kwargs: HostLease(*args, **kwargs, renew_s=0.05)
+    )
     open_and_close()
     assert "is on nfs4, which several hosts can mount" in caplog.text
     assert not (tmp_path / "lease").exists()

@@ -15,7 +15,7 @@ from objectcache_storage_server.engines.shared.index.replayed_change import Repl
 from objectcache_storage_server.engines.shared.index.replayed_view import ReplayedView
 from objectcache_storage_server.engines.shared.index.version_rows import new_rows
 from objectcache_storage_server.engines.shared.log.keep_checkpoints import CheckpointRule
-from objectcache_storage_server.engines.shared.log.log_catalog import LogCatalog
+from objectcache_storage_server.engines.shared.log.log_catalog import CALL_S_MAX, LogCatalog
 from objectcache_storage_server.engines.shared.versions import (
     ExtentName,
     ExtentShape,
@@ -47,12 +47,14 @@ class Server:
         heartbeat_s: float = 3600.0,
         checkpoint_rule: CheckpointRule = NEVER,
         index_bytes_max: int = 256 * MIB,
+        call_s_max: float = CALL_S_MAX,
     ) -> None:
         self.state = state
         self.folder = folder
         self.heartbeat_s = heartbeat_s
         self.checkpoint_rule = checkpoint_rule
         self.index_bytes_max = index_bytes_max
+        self.call_s_max = call_s_max
         self.extent_count = 0
         self.is_open = False
         self.open()
@@ -67,6 +69,7 @@ class Server:
                 index_bytes_max=self.index_bytes_max,
                 heartbeat_s=self.heartbeat_s,
                 checkpoint_rule=self.checkpoint_rule,
+                call_s_max=self.call_s_max,
             )
         except BaseException:
             self.store.close()

@@ -67,7 +67,8 @@ def test_a_server_that_ends_makes_its_index_again_no_further(
     assert not closing.is_alive()
 
 
-def test_one_look_that_fails_is_no_reason_to_ask_a_server_for_nothing(one: Server) -> None:
+def test_one_look_that_fails_is_no_reason_to_ask_a_server_for_nothing(opened: Opened) -> None:
+    one = opened("one", call_s_max=1.0)
     one.store.hold()
     until(lambda: not one.is_followed)
     follower = one.catalog._follower
