@@ -71,8 +71,10 @@ class Pair:
         self.peer.admit(remote, message.metadata)
         return remote
 
-    def stand_still(self) -> None:
-        """As a stopped process does: its agent takes nothing until `close`."""
+    def stand_still(self, patience_s: float = TIMEOUT_S) -> None:
+        """As a stopped process does: its agent takes nothing until `close`. The server waits for it
+        for so long from now on; before, it answers, however busy the machine is.
+        """
         stands = threading.Event()
 
         def stand(agent: NixlAgent) -> None:
@@ -81,6 +83,8 @@ class Pair:
 
         threading.Thread(target=self.endpoint._call, args=(stand,), daemon=True).start()
         assert stands.wait(TIMEOUT_S)
+        assert isinstance(self.peer, NixlPeer)
+        self.peer._timeout = self.peer._timeout._replace(timeout_s=patience_s)
 
     def close(self) -> None:
         self._goes_on.set()
@@ -290,11 +294,11 @@ def test_memory_that_overlaps_other_memory_of_its_device_is_refused_and_the_sess
 def test_a_client_that_has_ended_fails_its_writes_and_the_peer_with_them(
     fabric: NixlFabric, staging: StagingMemory
 ) -> None:
-    stopped = Pair(NixlFabric(staging, "lo", "TLS=tcp", WriteTimeout(PROMPT_TIMEOUT_S, "patience")))
+    stopped = Pair(NixlFabric(staging, "lo", "TLS=tcp", WriteTimeout(TIMEOUT_S, "patience")))
     try:
         remote, message = stopped.register()
         stopped.peer.admit(remote, message.metadata)
-        stopped.stand_still()
+        stopped.stand_still(PROMPT_TIMEOUT_S)
         done, later = Done(), Done()
         stopped.peer.write(remote, 0, staged(staging, 7), done)
         error = done.result(TIMEOUT_S)
@@ -312,7 +316,7 @@ def test_a_client_that_has_ended_fails_its_writes_and_the_peer_with_them(
 def test_staging_memory_of_a_write_that_may_go_on_is_never_handed_out_again(
     fabric: NixlFabric, staging: StagingMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = Pair(NixlFabric(staging, "lo", "TLS=tcp", WriteTimeout(PROMPT_TIMEOUT_S)))
+    stopped = Pair(NixlFabric(staging, "lo", "TLS=tcp", WriteTimeout(TIMEOUT_S)))
     assert isinstance(stopped.peer, NixlPeer)
     names, close = stopped.peer.names, NixlAgent.close
     held: list[object] = []
@@ -325,7 +329,7 @@ def test_staging_memory_of_a_write_that_may_go_on_is_never_handed_out_again(
     monkeypatch.setattr(NixlAgent, "close", close_while_held)
     try:
         remote = stopped.admitted()
-        stopped.stand_still()
+        stopped.stand_still(PROMPT_TIMEOUT_S)
         reserved_bytes = staging.reserve(BUFFER)
         view, done = staged(staging, 7), Done()
         lost = staging.offset_of(view)
@@ -345,7 +349,7 @@ def test_staging_memory_of_a_write_that_may_go_on_is_never_handed_out_again(
 def test_a_peer_that_was_lost_says_so_once_before_its_writes_end_and_one_that_was_closed_does_not(
     staging: StagingMemory,
 ) -> None:
-    fabric = NixlFabric(staging, "lo", "TLS=tcp", WriteTimeout(PROMPT_TIMEOUT_S))
+    fabric = NixlFabric(staging, "lo", "TLS=tcp", WriteTimeout(TIMEOUT_S))
     lost, closed = Pair(fabric), Pair(fabric)
     heard: list[str] = []
     ended = threading.Event()
@@ -359,7 +363,7 @@ def test_a_peer_that_was_lost_says_so_once_before_its_writes_end_and_one_that_wa
         lost.peer.when_broken(lambda: heard.append("broken"))
         closed.peer.when_broken(lambda: heard.append("closed"))
         closed.peer.close()
-        lost.stand_still()
+        lost.stand_still(PROMPT_TIMEOUT_S)
         lost.peer.write(remote, 0, staged(staging, 7), end)
         assert ended.wait(TIMEOUT_S)
         assert heard[0] == "broken"
