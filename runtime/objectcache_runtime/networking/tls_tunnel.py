@@ -16,6 +16,9 @@ from typing import cast
 
 HANDSHAKE_TIMEOUT_S = 10.0
 BUFFER_BYTES = 1 << 20  # on its way through this process, in each direction
+# A client that says nothing is asked by the kernel whether it is there: one whose host is gone, or
+# whose farewell was lost, would have its connection, and what it was about to put, for good.
+SILENCE_S, ASKED_EVERY_S, ASKED_TIMES = 30, 10, 3
 
 
 class _Half(asyncio.Protocol):
@@ -92,6 +95,7 @@ async def accept(
     loop = asyncio.get_running_loop()
     far = _Half()
     try:
+        _notice_end(connected)
         transport, _ = await loop.connect_accepted_socket(
             lambda: far, connected, ssl=context, ssl_handshake_timeout=handshake_timeout_s
         )
@@ -103,6 +107,14 @@ async def accept(
     except BaseException:
         transport.close()
         raise
+
+
+def _notice_end(connected: socket.socket) -> None:
+    """Have the connection end within a minute of its client's host."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASKED_EVERY_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, ASKED_TIMES)
 
 
 async def _joined(far: _Half) -> socket.socket:
