@@ -59,6 +59,10 @@ class Journal:
         """Append a line; any thread may."""
         os.write(self._descriptor, msgspec.json.encode(line) + b"\n")
 
+    def close(self) -> None:
+        """Write no more."""
+        os.close(self._descriptor)
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.crash.journal import Ran
+from tests.crash.journal import Began, Ended, Journal, Ran, read_journal
 from tests.crash.verdict import Name, Promises, problems
 from tests.crash.workload import CHUNK_ETAG, Delete, Operation, Put, PutPrefix, Value
 
@@ -97,3 +99,17 @@ def test_a_bucket_that_may_lose_what_is_recent_keeps_what_nobody_touched() -> No
         assert problems({A: OLD, B: OLD}, ran, state | {B: OLD}, lossy) == []
     assert problems({A: OLD, B: OLD}, ran, {A: TWO, B: OLD}, lossy)
     assert problems({A: OLD, B: OLD}, ran, {A: ONE}, lossy)
+
+
+def test_a_line_that_a_kill_has_torn_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    journal = Journal(file)
+    journal.write(Began(0, DELETE_A))
+    journal.write(Ended(0, ""))
+    whole = file.read_bytes()
+    assert read_journal(file, 0).ran == [acknowledged(DELETE_A, 0, 1)]
+    begun = whole.index(b"\n") + 1
+    for length in range(begun + 1, len(whole)):
+        file.write_bytes(whole[:length])
+        assert read_journal(file, 0).ran == [unfinished(DELETE_A, 0, 1)]
+    journal.close()
