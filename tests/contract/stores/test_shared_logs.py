@@ -115,7 +115,7 @@ def test_what_was_trimmed_is_said_to_be_and_what_was_not_is_read(place: StorePla
 def test_one_of_those_who_race_for_a_number_has_it(place: StorePlace) -> None:
     handles = [place.open() for _ in range(4)]
     with ThreadPoolExecutor(8) as threads:
-        for number in range(examples(8)):
+        for number in range(examples(5)):
             barrier = threading.Barrier(8)
 
             def race(
