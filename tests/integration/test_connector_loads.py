@@ -31,12 +31,15 @@ LAYOUT = KvLayout(
 CHUNKS = 64
 KEYS = [f"{number:064x}" for number in range(CHUNKS)]
 LOAD_BYTES_MAX = 5 * MIB
+BOUND_S = 60.0  # of a request and of a layer; generous, because machines may be busy
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server that has the chunks."""
-    with running_server(tmp_path_factory.mktemp("server") / "data") as server:
+    # A client that stands still for less, as a busy machine may have one do, is not given up.
+    patient = "gateway.session_heartbeat_s=60"
+    with running_server(tmp_path_factory.mktemp("server") / "data", patient) as server:
         store = store_of(server)
         shape = (CHUNKS, LAYERS, LAYOUT.per_layer_chunk_bytes)
         store.bucket().put(KEYS, np.random.default_rng(0).integers(0, 256, shape, np.uint8))
@@ -52,7 +55,7 @@ def store_of(server: RunningServer, transport: str = "auto") -> Store:
         "load_bytes_max": LOAD_BYTES_MAX,
         "transport": transport,
     }
-    return Store(StoreConfiguration.from_mapping(values, {}), LAYOUT, 10.0)
+    return Store(StoreConfiguration.from_mapping(values, {}), LAYOUT, BOUND_S)
 
 
 class Worker:
@@ -65,7 +68,7 @@ class Worker:
         def fetch(plan: LoadPlan) -> Any:
             return bucket.fetch([name.decode() for name in plan.hashes], delivery="layerwise")
 
-        self.loads = Loads(fetch, WaitedCopies(cast("Any", [layer] * LAYERS)), timeout_s=10.0)
+        self.loads = Loads(fetch, WaitedCopies(cast("Any", [layer] * LAYERS)), timeout_s=BOUND_S)
 
     def step(self, *loads: tuple[int, int]) -> set[int]:
         """Load these ranges of chunks at once; the chunks that failed."""

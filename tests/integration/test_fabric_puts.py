@@ -32,13 +32,17 @@ LARGE = KvLayout(
     num_layers=8, chunk_tokens=16, per_layer_chunk_bytes=1 << 20, dtype="float16", fingerprint="x"
 )
 LARGE_COUNT = 6
-STAGING = f"storage.fabric_staging_bytes={8 << 20}"  # of one put: what is not given back is missed
+SETTINGS = (
+    f"storage.fabric_staging_bytes={8 << 20}",  # of one put: what is not given back is missed
+    # A client that stands still for less, as a busy machine may have one do, is not given up.
+    "gateway.session_heartbeat_s=60",
+)
 
 
 @pytest.fixture(scope="module")
 def put_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server of this module's own."""
-    with start_server(tmp_path_factory.mktemp("puts"), STAGING) as running:
+    with start_server(tmp_path_factory.mktemp("puts"), *SETTINGS) as running:
         yield running
 
 
@@ -283,7 +287,7 @@ def test_a_stopped_client_is_given_up_after_storage_fabric_timeout_s_and_others_
     What becomes of the client is not looked at. UCX may end a process that carries out a read when
     its connection is given up (docs/security.md).
     """
-    settings = (STAGING, "storage.fabric_timeout_s=3", "storage.nixl_ucx=TLS=tcp")
+    settings = (*SETTINGS, "storage.fabric_timeout_s=6", "storage.nixl_ucx=TLS=tcp")
     with (
         start_server(tmp_path_factory.mktemp("stopped"), *settings) as server,
         client_of(server) as client,
@@ -298,7 +302,7 @@ def test_a_stopped_client_is_given_up_after_storage_fabric_timeout_s_and_others_
 def test_a_storage_server_killed_during_a_put_is_an_error_in_bounded_time(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    with start_server(tmp_path_factory.mktemp("killed"), STAGING) as server:
+    with start_server(tmp_path_factory.mktemp("killed"), *SETTINGS) as server:
         with client_of(server) as client:
             bucket = new_bucket(client, LARGE)
             with putting(server, bucket) as child:
