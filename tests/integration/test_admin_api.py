@@ -311,7 +311,7 @@ def test_a_rotated_key_ends_when_the_old_one_would_have_unless_told_otherwise(
 
 def test_an_expired_key_is_rotated_only_with_a_lifetime(served: AdminServed) -> None:
     served.ask("POST", "/v1/users", {"name": "dino", "with_key": False})
-    body = {"user": "dino", "access_key": "AKOVER", "lifetime_s": 0.001}
+    body = {"user": "dino", "access_key": "AKOVER", "lifetime_s": 1e-6}
     assert served.ask("POST", "/v1/keys", body).status == 201
     refused = served.ask("POST", "/v1/keys/AKOVER/rotation", {})
     assert (refused.status, refused.code) == (400, "InvalidArgument")

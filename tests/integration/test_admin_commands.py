@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from objectcache_operations.admin import name_arguments
 from objectcache_operations.console.app import app
 from objectcache_schemas.errors import StorageFull
 from objectcache_schemas.limits import MIB
 from tests.admin_server import AdminServed
 from tests.certificates import Authority
+from tests.integration.served import BOUND_S
 from tests.storage_client import StorageClient
 
 SECRET = "a-secret-from-a-vault"
@@ -231,7 +233,7 @@ def test_top_into_a_pipe_prints_whole_lines_at_once_until_nobody_reads(
         assert following.stderr is not None
         lines = [following.stdout.readline() for _ in range(3)]
         following.stdout.close()
-        assert following.wait(30) == 0
+        assert following.wait(BOUND_S) == 0
         assert following.stderr.read() == ""
     if flags:
         assert all("deliveries" in json.loads(line)["now"] for line in lines)
@@ -373,7 +375,10 @@ def test_where_nobody_listens_it_says_so(served: AdminServed) -> None:
     )
 
 
-def test_names_are_completed_from_the_server(served: AdminServed) -> None:
+def test_names_are_completed_from_the_server(
+    served: AdminServed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(name_arguments, "COMPLETION_TIMEOUT_S", BOUND_S)
     served.printed("user", "add", "complete-me", "--no-key")
     where = f"--endpoint unix://{served.socket_path}"
     environment = {

@@ -17,7 +17,7 @@ from objectcache_laboratory.calibration.bucket import PREFIX
 from objectcache_laboratory.calibration.calibrate import PAYLOADS_BYTES, RATE_FACTORS
 from objectcache_operations.console.app import app
 from objectcache_schemas.operators.schedule import GetSchedule, ScheduleState
-from tests.integration.served import own_environment, wait_until
+from tests.integration.served import BOUND_S, own_environment, wait_until
 from tests.s3_clients import s3_client
 from tests.servers import RunningServer, ServerProcess, running_server
 from tests.storage_client import StorageClient
@@ -95,6 +95,7 @@ def test_what_it_proposes_is_written_and_holds_after_a_restart(calibrated: Runni
 def test_an_interrupt_leaves_nothing_behind(
     calibrated: RunningServer, number: signal.Signals
 ) -> None:
+    wait_until(lambda: not schedule(calibrated).delivery_count, "earlier deliveries to end")
     process = subprocess.Popen(
         [sys.executable, "-m", "objectcache_operations", "calibrate", *flags(calibrated), *ENDLESS],
         stdout=subprocess.DEVNULL,
@@ -105,7 +106,7 @@ def test_an_interrupt_leaves_nothing_behind(
         wait_until(lambda: bool(schedule(calibrated).delivery_count), "a delivery")
         assert len(left_behind(calibrated)) == 1
         process.send_signal(number)
-        assert process.wait(30) != 0
+        assert process.wait(BOUND_S) != 0
     finally:
         process.kill()
         process.wait()

@@ -12,6 +12,7 @@ import pytest
 from objectcache import Client, KvLayout, NotFound
 from objectcache.deliveries.delivery import Delivery
 from objectcache.kv_bucket import KvBucket
+from tests.integration.served import wait_until
 from tests.servers import RunningServer, running_server
 from tests.unit.storage_server.scheduling.windows.test_compute_profiles import TABLE_A8
 
@@ -129,12 +130,14 @@ def test_a_profile_that_is_put_there_later_is_found(
 @pytest.mark.parametrize("client", ["shared_memory"], indirect=True)
 def test_windows_are_learned_from_what_is_consumed(client: Client) -> None:
     bucket, keys = filled(client)
-    sources: list[str | None] = []
-    for _ in range(2):
+    with bucket.fetch(keys, delivery="layerwise", context_tokens=CONTEXT_TOKENS) as delivery:
+        assert delivery.window_source in (None, "none")
+        consume(delivery, WINDOW_S)
+
+    def is_learned() -> bool:  # what was consumed is told unanswered
         with bucket.fetch(keys, delivery="layerwise", context_tokens=CONTEXT_TOKENS) as delivery:
-            sources.append(delivery.window_source)
-            consume(delivery, WINDOW_S)
-    assert sources[0] in (None, "none")
-    assert sources[1] == "learned"
+            return delivery.window_source == "learned"
+
+    wait_until(is_learned, "the window to be learned")
     with bucket.fetch(keys[:4], delivery="layerwise", context_tokens=CONTEXT_TOKENS) as delivery:
         assert delivery.window_source in (None, "none")  # another shape

@@ -148,7 +148,9 @@ def test_a_tenant_is_refused_the_fabric_by_which_it_would_forge_unless_storage_n
         with start_server(tmp_path_factory.mktemp("trusting"), "storage.nixl=trusting") as server:
             with StorageClient(server.run_dir / "storage.sock") as storage:
                 storage.create_bucket("forged")
-            assert not may_trace() or SECRET in attack(server, pid, address).stdout
+            # A process id may occur in the metadata as something else, too: another one does not.
+            attacks = (attack(server, pid, address) for _ in range(3))
+            assert not may_trace() or any(SECRET in each.stdout for each in attacks)
 
 
 if __name__ == "__main__":
