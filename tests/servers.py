@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 from tests.forked_servers import ForkedProcess
 
-READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 100.0  # just below what a test may take: machines may be busy
+STOP_TIMEOUT_S = 60.0
 LOG_TAIL_BYTES = 4000
 RUN_DIR_PARENT = "/tmp"  # a socket's path must be short, and pytest's directories are long
 _PORTS = range(20_000, 32_768)  # below those that Linux takes for connections' own ends

@@ -45,7 +45,7 @@ def test_a_quick_run_reports_every_question_beside_its_limit(question: str, tmp_
     assert all(row["ratio"] is not None and row["ratio_of"] for row in judged)
     assert {"commit", "machine", "scale", "time"} <= set(run)
     assert [path.name for path in tmp_path.iterdir()] == ["results"]  # its data is gone
-    assert not list(V1_ROOT.glob("objectcache-bench-*"))
+    assert not list(V1_ROOT.glob(f"objectcache-bench-{os.getpid()}-*"))
 
 
 def test_without_fio_our_own_threads_are_the_device_s_limit_and_the_row_says_so(
