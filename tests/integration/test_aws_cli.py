@@ -57,10 +57,8 @@ def aws(server: RunningServer, tmp_path: Path) -> AwsCli:
 
 
 @pytest.fixture
-def bucket_url(aws: AwsCli) -> str:
-    url = f"s3://aws-{secrets.token_hex(4)}"
-    aws.run("s3", "mb", url)
-    return url
+def bucket_url(bucket: str) -> str:
+    return f"s3://{bucket}"
 
 
 def test_files_of_every_size_come_back_the_same(
@@ -81,7 +79,9 @@ def test_files_of_every_size_come_back_the_same(
     assert sorted(sizes) == [0, 1, 100_000, 20 << 20]
 
 
-def test_sync_move_and_remove_work(aws: AwsCli, bucket_url: str, tmp_path: Path) -> None:
+def test_sync_move_and_remove_work(aws: AwsCli, tmp_path: Path) -> None:
+    bucket_url = f"s3://aws-{secrets.token_hex(4)}"
+    aws.run("s3", "mb", bucket_url)
     tree = tmp_path / "tree"
     for name in ("a", "b/c", "b/d"):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
