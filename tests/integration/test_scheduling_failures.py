@@ -42,9 +42,14 @@ WINDOW_S = 0.004
 TRANSPORTS = ["shared_memory", "body"]
 IN_FLIGHT_BYTES = 512 * KIB
 SOCKET_BYTES_MAX = 2 * MIB  # what two sockets may hold besides
-STANDSTILL_GBPS = 0.001  # the least; seconds for a fragment
+STANDSTILL_GBPS = 0.001  # the least; seconds for a fragment, and 33 s for the payload
+STANDSTILL_BYTES_PER_S = 125_000.0
 SLOW_GBPS = 0.004  # 8 s for the payload
-BOUND_SETTINGS = ("scheduler.queue_max=1", "scheduler.queue_timeout_s=60")
+BOUND_SETTINGS = (
+    "scheduler.queue_max=1",
+    "scheduler.queue_timeout_s=60",
+    "storage.drain_timeout_s=60",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -166,19 +171,19 @@ def client_process(
 def test_the_share_of_a_client_that_is_killed_goes_to_who_waits_for_a_rate(
     served: ScheduledServer, prefix: Prefix, transport: str
 ) -> None:
-    served.change(ScheduleChanges(policy="equal", cap_gbps=SLOW_GBPS, rates="for_life"))
+    served.change(ScheduleChanges(policy="equal", cap_gbps=STANDSTILL_GBPS, rates="for_life"))
     with client_process(served, prefix.bucket.name, transport) as dying:
         assert dying.stdout is not None
         killed_id = dying.stdout.readline().strip()
         (shown,) = served.state().deliveries
-        assert (shown.request_id, shown.rate_bytes_per_s) == (killed_id, 500_000.0)
+        assert (shown.request_id, shown.rate_bytes_per_s) == (killed_id, STANDSTILL_BYTES_PER_S)
         waiting = Fetching(begin, prefix)
         wait_until(lambda: served.state().delivery_count == 2, "another to wait for a rate")
         assert served.state().deliveries[1].rate_bytes_per_s is None
         dying.kill()
         delivery: Delivery = waiting.outcome()  # it has a rate
     with delivery:
-        assert delivery.rate_bytes_per_s == 500_000
+        assert delivery.rate_bytes_per_s == STANDSTILL_BYTES_PER_S
         (left,) = served.state().deliveries
         assert left.request_id == delivery.request_id
         trace = served.trace(killed_id)
@@ -191,17 +196,17 @@ def test_the_share_of_a_client_that_is_killed_goes_to_who_waits_for_a_rate(
 def test_the_share_of_a_client_that_is_killed_goes_to_who_runs(
     served: ScheduledServer, prefix: Prefix, transport: str
 ) -> None:
-    served.change(ScheduleChanges(policy="equal", cap_gbps=SLOW_GBPS))
+    served.change(ScheduleChanges(policy="equal", cap_gbps=STANDSTILL_GBPS))
     with begin(prefix) as first, client_process(served, prefix.bucket.name, transport) as dying:
         assert dying.stdout is not None
         killed_id = dying.stdout.readline().strip()
-        wait_until(lambda: rates(served) == [250_000.0] * 2, "both to have half")
+        wait_until(lambda: rates(served) == [STANDSTILL_BYTES_PER_S / 2] * 2, "both to have half")
         assert {shown.request_id for shown in served.state().deliveries} == {
             first.request_id,
             killed_id,
         }
         dying.kill()
-        wait_until(lambda: rates(served) == [500_000.0], "the other to have it all")
+        wait_until(lambda: rates(served) == [STANDSTILL_BYTES_PER_S], "the other to have it all")
         served.change(ScheduleChanges(cap_gbps=0))
         prefix.check(first)
 
@@ -304,30 +309,30 @@ def test_a_storage_server_that_is_killed_fails_what_runs_and_what_waits_and_keep
             assert begin_and_check(prefix, transport)[1] is not None
 
 
+@pytest.mark.parametrize("text", ['{"cap_gbps": 1', '{"policy": "best"}'])
 def test_a_broken_schedule_stops_the_start_with_one_line_that_names_the_file(
-    tmp_path: Path,
+    tmp_path: Path, text: str
 ) -> None:
     data_dir = tmp_path / "data"
     data_dir.mkdir()
     file = data_dir / "schedule.json"
-    for text in ('{"cap_gbps": 1', '{"policy": "best"}'):
-        file.write_text(text)
-        ended = subprocess.run(
-            [
-                *(sys.executable, "-m", "objectcache_operations", "serve"),
-                *("--data-dir", str(data_dir), "--listen", "127.0.0.1:0"),
-            ],
-            capture_output=True,
-            text=True,
-            env=own_environment(),
-            timeout=BOUND_S,
-            check=False,
-        )
-        assert (ended.returncode, ended.stdout) == (2, "")
-        lines = [line for line in ended.stderr.splitlines() if str(file) in line]
-        assert len(lines) == 1, ended.stderr
-        assert "mend that, or delete the file" in lines[0]
-        assert "Traceback" not in ended.stderr
+    file.write_text(text)
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "objectcache_operations", "serve"),
+            *("--data-dir", str(data_dir), "--listen", "127.0.0.1:0"),
+        ],
+        capture_output=True,
+        text=True,
+        env=own_environment(),
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    lines = [line for line in ended.stderr.splitlines() if str(file) in line]
+    assert len(lines) == 1, ended.stderr
+    assert "mend that, or delete the file" in lines[0]
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_schedule_that_broke_while_it_ran_stops_everything_at_the_restart(
@@ -472,7 +477,7 @@ def all_memory_held(served: ScheduledServer, prefix: Prefix) -> Generator[list[S
         for one in holders:
             one.reply(DeliveryAccepted)
             one.send(SendBody(offset_bytes=0, length_bytes=PAYLOAD_BYTES, into_socket=False))
-        assert health(served) == (HOLDER_COUNT, MEMORY_BYTES)
+        wait_until(lambda: health(served) == (HOLDER_COUNT, MEMORY_BYTES), "all memory to be held")
         yield holders
     wait_until(lambda: health(served) == (0, 0), "all memory to come back")
 
@@ -534,9 +539,7 @@ def test_whoever_hangs_up_while_it_waits_for_memory_holds_up_nobody(
 def test_a_drain_refuses_those_who_wait_and_lets_those_who_run_finish(
     restarting: ScheduledServer,
 ) -> None:
-    changes = ScheduleChanges(
-        cap_gbps=2 * SLOW_GBPS, tenants={"root": TenantShare(deliveries_max=2)}
-    )
+    changes = ScheduleChanges(cap_gbps=SLOW_GBPS, tenants={"root": TenantShare(deliveries_max=2)})
     with restarting.client() as client:
         prefix = stored_prefix(client, "drained", CHUNK_COUNT // 2)
         restarting.change(changes, reset=True)
@@ -554,7 +557,7 @@ def test_a_drain_refuses_those_who_wait_and_lets_those_who_run_finish(
 
 def test_a_drain_refuses_those_who_wait_for_a_rate(restarting: ScheduledServer) -> None:
     with restarting.client() as client:
-        prefix = stored_prefix(client, "rated", CHUNK_COUNT // 2)
+        prefix = stored_prefix(client, "rated", CHUNK_COUNT)
         changes = ScheduleChanges(policy="equal", cap_gbps=SLOW_GBPS, rates="for_life")
         restarting.change(changes, reset=True)
         first = begin(prefix)
@@ -582,9 +585,11 @@ def test_everything_that_serves_stops_with_deliveries_in_every_state(
     with own_server.client() as client:
         prefix = stored_prefix(client, "stopped", CHUNK_COUNT)
         share = TenantShare(deliveries_max=2)
-        own_server.change(ScheduleChanges(policy="equal", cap_gbps=0.05, tenants={"root": share}))
+        slow = ScheduleChanges(policy="equal", cap_gbps=SLOW_GBPS, tenants={"root": share})
+        own_server.change(slow)
         fetches = [Fetching(begin_and_check, prefix) for _ in range(3)]
         wait_until(lambda: two_run_and_one_waits(own_server.state()), "two to run, one to wait")
+        own_server.change(ScheduleChanges(cap_gbps=0.05))
         assert own_server.stop() == 0
         outcomes: list[bool] = []
         for fetching in fetches:
