@@ -230,7 +230,7 @@ def test_puts_in_flight_leave_no_room_for_more_until_they_end(server: RunningSer
         assert tenant.call("PUT", f"/{bucket}/a", bytes(20_000)).status == 200
         connection.sendall(bytes(10_000))
         assert receive_answer(connection, "PUT").status == 200
-    assert usage(server, tenant.name).tenants == ()
+    wait_until(lambda: usage(server, tenant.name).tenants == (), "the put to leave")
     assert tenant.call("PUT", f"/{bucket}/a", bytes(100_000)).status == 200
 
 
@@ -300,8 +300,12 @@ def test_the_schedules_shares_go_by_the_users_name(
         shares: dict[str, TenantShare | None] = {carol.name: share}
         storage.ask(SetSchedule(changes=ScheduleChanges(tenants=shares)), ScheduleState)
         with OpenDelivery(carol, hers):
-            state = storage.ask(GetSchedule(), ScheduleState)
-            assert [one.tenant for one in state.deliveries] == [carol.name]
+
+            def is_hers_alone() -> bool:
+                state = storage.ask(GetSchedule(), ScheduleState)
+                return [one.tenant for one in state.deliveries] == [carol.name]
+
+            wait_until(is_hers_alone, "deliveries of tests before to leave")
             refused = get_chunk(carol, hers)
             assert (refused.status, refused.code) == (503, "SlowDown")
             assert get_chunk(dave, his).status == 200

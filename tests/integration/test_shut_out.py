@@ -234,14 +234,18 @@ def test_puts_that_stand_still_hold_no_place_that_another_tenant_needs(
 # --- what is said of it --------------------------------------------------------------------------
 
 
+def crowded(server: RunningServer) -> str:
+    state = json.loads(ask(server.run_dir / "gateway-0.sock", "GET", "/state")[1])
+    return str(state["crowded"])
+
+
 def test_the_gateways_state_and_log_say_that_clients_were_turned_away(
     server: RunningServer,
 ) -> None:
     with ExitStack() as held:
         for _ in range(2 * CONNECTIONS_MAX):
             held.enter_context(open_socket(server))
-        state = json.loads(ask(server.run_dir / "gateway-0.sock", "GET", "/state")[1])
-        assert "connections ended on which nobody had signed" in state["crowded"]
+        until(lambda: "connections ended on which nobody had signed" in crowded(server))
     log = server.data_dir / "gateway.log"
     until(lambda: "clients were turned away" in log.read_text())
 

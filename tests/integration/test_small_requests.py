@@ -19,6 +19,7 @@ from objectcache_schemas.operators.schedule import ScheduleChanges, ScheduleStat
 from objectcache_schemas.operators.server_state import GetHealth, Health
 from objectcache_schemas.operators.traces import GetTraces, Traces
 from objectcache_schemas.records import Condition, ObjectAttributes
+from tests.integration.served import wait_until
 from tests.s3_clients import call, s3_client
 from tests.servers import RunningServer, start_server
 from tests.storage_client import StorageClient
@@ -158,7 +159,13 @@ def test_an_object_comes_whole_only_to_who_asks_for_it(storage: StorageClient, b
         request = OpenObject(bucket=bucket, key="k", body_bytes_max=body_bytes_max)
         assert storage.ask(request, ObjectOpened).body is None
         storage.ask(CloseObject(), Done)
-    assert storage.ask(GetHealth(), Health).deliveries_in_flight == 0
+    wait_until(
+        lambda: storage.ask(GetHealth(), Health).deliveries_in_flight == 0, "all deliveries to end"
+    )
+
+
+def has_ended(found: Traces) -> bool:
+    return all(trace.duration_s is not None for trace in found.traces)
 
 
 def test_a_small_object_is_traced_as_a_delivery(
@@ -167,7 +174,9 @@ def test_a_small_object_is_traced_as_a_delivery(
     assert call(server, "PUT", f"/{bucket}/k", b"data").status == 200
     answer = call(server, "GET", f"/{bucket}/k")
     request_id = answer.headers["x-amz-request-id"]
-    (trace,) = storage.ask(GetTraces(request_id=request_id), Traces).traces
+    asked = GetTraces(request_id=request_id)
+    wait_until(lambda: has_ended(storage.ask(asked, Traces)), "the end of the delivery")
+    (trace,) = storage.ask(asked, Traces).traces
     assert (trace.payload_bytes, trace.chunk_count, trace.path) == (4, 1, "s3tcp")
     assert trace.duration_s is not None
     assert trace.error is None

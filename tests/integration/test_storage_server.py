@@ -66,6 +66,8 @@ from objectcache_schemas.messages.writes import (
     SendData,
 )
 from objectcache_schemas.operators.server_state import GetHealth, Health
+from tests.integration.served import BOUND_S, wait_until
+from tests.servers import ServerProcess
 from tests.storage_client import (
     EventClient,
     FrameClient,
@@ -98,38 +100,19 @@ class StorageProcess:
     """A storage server of this test's own."""
 
     def __init__(self, data_dir: Path, *settings: str) -> None:
-        assignments = [part for one in settings for part in ("--set", one)]
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "objectcache_storage_server",
-                "--data-dir",
-                str(data_dir),
-                *assignments,
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        ready = self.process.stdout.readline().split()
-        if ready[:2] != ["ready", "storage"]:
-            self.stop(signal.SIGKILL)
-            raise AssertionError(ready)
-        self.path = ready[2]
+        arguments = ["--data-dir", str(data_dir)]
+        arguments += [part for one in settings for part in ("--set", one)]
+        log = data_dir / "storage.log"
+        self.process = ServerProcess("objectcache_storage_server", arguments, log)
+        self.path = self.process.wait_ready()
 
     def connect(self) -> StorageClient:
         return StorageClient(self.path)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        try:
-            return self.process.wait(20)
-        finally:
-            self.process.kill()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
+        if self.process.returncode is None:
+            os.kill(self.process.pid, number)
+        return self.process.wait_or_kill()
 
 
 @pytest.fixture(scope="module", params=["memory", "files"])
@@ -164,8 +147,20 @@ def filled(data_dir: Path, *settings: str) -> Generator[StorageProcess]:
 
 @pytest.fixture
 def client(server: StorageProcess) -> Iterator[StorageClient]:
+    """A connection, when nothing is left of the tests before."""
     with server.connect() as client:
+        wait_for_nothing_in_flight(client)
         yield client
+
+
+def wait_for_nothing_in_flight(client: StorageClient) -> None:
+    """Who has all of a delivery, or left it, knows that before the server has ended it."""
+
+    def is_nothing() -> bool:
+        health = client.ask(GetHealth(), Health)
+        return (health.deliveries_in_flight, health.in_flight_bytes) == (0, 0)
+
+    wait_until(is_nothing, "all deliveries to end")
 
 
 def kv_get(descriptor: Descriptor, identity: str = "root") -> KvGet:
@@ -212,13 +207,13 @@ def test_a_body_goes_into_a_socket_that_is_passed(client: StorageClient) -> None
         taker.join()
     assert sent.length_bytes == accepted.body_bytes
     assert received == [CHUNKS.transpose(1, 0, 2).tobytes()]
-    assert client.ask(GetHealth(), Health).in_flight_bytes == 0
+    wait_for_nothing_in_flight(client)
 
 
 def test_an_accepted_delivery_may_be_let_go_unsent(client: StorageClient) -> None:
     client.ask(kv_get(Descriptor(KEYS, L, 16, S, LAYERWISE)), DeliveryAccepted)
     client.ask(CloseObject(), Done)
-    assert client.ask(GetHealth(), Health).deliveries_in_flight == 0
+    wait_for_nothing_in_flight(client)
 
 
 def test_a_missing_chunk_is_named_and_truncation_delivers_what_is_before_it(
@@ -393,14 +388,17 @@ def test_a_target_dies_with_its_session(client: StorageClient) -> None:
     session = TargetClient(client)
     target_id, _ = session.register(N * L * S)
     session.close()
-    for _ in range(100):
+
+    def is_dead() -> bool:
         try:
             client.ask(kv_get(target_descriptor(target_id, N * L * S)), DeliveryAccepted)
         except NotFound:
-            return
+            return True
         ended = client.reply(DeliveryEnded)
         assert ended.error is None or ended.error.code == "NoSuchTarget"
-    raise AssertionError("the target outlives its session")
+        return False
+
+    wait_until(is_dead, "the target to die with its session")
 
 
 def test_a_client_that_punches_holes_into_its_target_loses_its_session_and_no_other_does(
@@ -463,18 +461,18 @@ def test_a_slow_client_is_cut_after_the_stall_timeout_and_holds_only_its_grant(
 ) -> None:
     with hasty.connect() as client, hasty.connect() as slow:
         accepted = slow.ask(kv_get(Descriptor(KEYS, L, 16, S, LAYERWISE)), DeliveryAccepted)
+        assert 0 < client.ask(GetHealth(), Health).in_flight_bytes <= 262_144
         near, far = socket.socketpair()
         with near, far:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
             choice = SendBody(offset_bytes=0, length_bytes=accepted.body_bytes, into_socket=True)
             slow.send(choice, near.fileno())
-            held = client.ask(GetHealth(), Health)
-            assert 0 < held.in_flight_bytes <= 262_144
+            assert client.ask(GetHealth(), Health).in_flight_bytes <= 262_144
             with pytest.raises(EOFError):
                 slow.receive_bytes(1)  # the stall timeout cuts it
         _, body = fetch(client, Descriptor(KEYS, L, 16, S, LAYERWISE))
         assert len(body) == N * L * S
-        assert client.ask(GetHealth(), Health).deliveries_in_flight == 0
+        wait_for_nothing_in_flight(client)
 
 
 def test_a_gateway_that_hangs_up_ends_its_deliveries(
@@ -487,11 +485,7 @@ def test_a_gateway_that_hangs_up_ends_its_deliveries(
         leaver.send(SendBody(offset_bytes=0, length_bytes=length, into_socket=False))
         leaver.receive_bytes(1000)
         leaver.close()
-    for _ in range(1000):
-        health = client.ask(GetHealth(), Health)
-        if health.deliveries_in_flight == 0:
-            break
-    assert (health.deliveries_in_flight, health.in_flight_bytes) == (0, 0)
+        wait_for_nothing_in_flight(client)
 
 
 def test_deliveries_over_the_servers_limits_are_told_to_slow_down(
@@ -575,9 +569,9 @@ def test_sigterm_lets_a_delivery_finish_and_then_stops(tmp_path: Path) -> None:
             length = accepted.body_bytes
             client.send(SendBody(offset_bytes=0, length_bytes=length, into_socket=False))
             first = client.receive_bytes(1000)
-            process.process.send_signal(signal.SIGTERM)
+            process.process.signal_stop()
             assert first + client.receive_bytes(length - 1000) == CHUNKS.tobytes()
-        assert process.process.wait(20) == 0
+        assert process.process.wait() == 0
         assert not os.path.exists(process.path)
     finally:
         process.stop(signal.SIGKILL)
@@ -594,30 +588,28 @@ def test_a_killed_server_tells_a_target_by_ending_its_session(tmp_path: Path) ->
         process.stop(signal.SIGKILL)
 
 
-def test_wrong_settings_stop_it_with_one_line(tmp_path: Path) -> None:
-    for setting, named in (
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
         ("storage.engine=tape", "local, files or memory"),
         ("storage.nothing=1", "storage.nothing"),
         ("storage.deliveries_max=many", "deliveries_max"),
-    ):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "objectcache_storage_server",
-                "--data-dir",
-                str(tmp_path),
-                "--set",
-                setting,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert (done.returncode, done.stdout) == (2, "")
-        assert named in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
+    ],
+)
+def test_wrong_settings_stop_it_with_one_line(tmp_path: Path, setting: str, named: str) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "objectcache_storage_server"),
+            *("--data-dir", str(tmp_path), "--set", setting),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_failure_event_and_the_outcome_agree_when_the_target_is_released_mid_delivery(
