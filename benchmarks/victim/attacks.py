@@ -186,7 +186,7 @@ class Attack:
     def __init__(self, peers: Sequence[Peer]) -> None:
         spawning = multiprocessing.get_context("spawn")  # a fork of threads may stand still
         self._ended = spawning.Event()
-        self._counts = spawning.Array("q", 2)
+        self._counts = spawning.Array("q", 3)
         self._process = spawning.Process(
             target=_attack, args=(peers, self._ended, self._counts), name="attack", daemon=True
         )
@@ -201,6 +201,11 @@ class Attack:
         """How often a peer was refused or cut."""
         return int(self._counts[1])
 
+    @property
+    def paused_s(self) -> float:
+        """The longest time in which no peer did anything, as its process did not run."""
+        return self._counts[2] / 1e3
+
     def __enter__(self) -> Self:
         self._process.start()
         return self
@@ -211,7 +216,11 @@ class Attack:
 
 
 def _attack(peers: Sequence[Peer], ended: Event, counts: SynchronizedArray[int]) -> None:
+    last_s = time.monotonic()
     while not ended.wait(TICK_S):
+        paused_s = time.monotonic() - last_s
+        counts[2] = max(counts[2], int(1e3 * paused_s))
+        last_s += paused_s
         for peer in peers:
             peer.step(time.monotonic())
         counts[0] = sum(peer.is_connected for peer in peers)

@@ -8,7 +8,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -63,6 +63,9 @@ ROUNDS = 4
 STEADY_RATE = 512e3  # bytes a second of each honest reader
 KEPT_RATE = 400e3  # at which an object of LARGE_BYTES takes longer than a request may wait
 STEADY_S = 6.0  # three windows of whoever is watched
+STEADY_BYTES = 40 * MIB  # a minute of an honest reader's, less the seconds that sockets hold
+STEADY_PAUSE_S = 0.5  # of a client; one that stands still for longer is slow
+TRIES = 4
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +217,11 @@ class Askers:
 
 def open_files(server: RunningServer, folder: Path) -> int:
     """How many files below the folder its storage server has open."""
-    links = Path(f"/proc/{server.storage_pid}/fd")
-    return sum(os.readlink(one).startswith(str(folder)) for one in links.iterdir())
+    names: list[str] = []
+    for link in Path(f"/proc/{server.storage_pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            names.append(os.readlink(link))
+    return sum(name.startswith(str(folder)) for name in names)
 
 
 def test_large_gets_that_wait_for_their_turn_hold_no_open_file(tmp_path: Path) -> None:
@@ -246,7 +252,7 @@ def test_puts_of_three_bytes_hold_nothing(
     with Attack(peers) as attack:
         wait_until(lambda: attack.connected == len(peers), "all to be connected")
         victim.goes_on("puts of three bytes")
-        assert level(server, "puts_running") == 0
+        wait_until(lambda: level(server, "puts_running") == 0, "the victim's last put to end")
 
 
 @pytest.mark.parametrize("tenant_count", [2, PUTS + 1])
@@ -290,9 +296,23 @@ def test_more_slow_readers_of_more_tenants_than_there_is_memory_are_cut(
 def test_readers_twice_as_fast_as_the_least_rate_are_not_cut(
     server: RunningServer, large: str
 ) -> None:
-    """storage.client_rate_bytes_per_s_min, where sockets take megabytes at once."""
+    """storage.client_rate_bytes_per_s_min, where sockets take megabytes at once. On a busy machine
+    the readers may stand still, and are slow then.
+    """
+    for _ in range(TRIES):
+        attack = steady_readers_beside_waiting_ones(server, large)
+        if attack.times_lost == 0:
+            return
+        assert attack.paused_s > STEADY_PAUSE_S
+    pytest.fail(f"no reader went on for {STEADY_S} s: one paused for {attack.paused_s} s")
+
+
+def steady_readers_beside_waiting_ones(server: RunningServer, large: str) -> Attack:
+    """The readers, which have ended."""
     readers = attackers(server, large, FRAGMENTS)
-    honest = [SteadyReader(signer(one), large, STEADY_RATE) for one in readers]
+    path = f"{large}-steady"
+    assert readers[0].call("PUT", path, bytes(STEADY_BYTES)).status == 200
+    honest = [SteadyReader(signer(one), path, STEADY_RATE) for one in readers]
     waiting = slow_readers(attackers(server, large, 3), large, 4)
     cut_before = level(server, "slow_clients_cut_total")
     with Attack(honest) as attack:
@@ -301,8 +321,8 @@ def test_readers_twice_as_fast_as_the_least_rate_are_not_cut(
             wait_until(lambda: level(server, "deliveries_waiting") > 0, "some to wait for memory")
             time.sleep(STEADY_S)
             assert level(server, "deliveries_waiting") > 0
-        assert attack.times_lost == 0
         print(f"{level(server, 'slow_clients_cut_total') - cut_before} of the slow were cut")
+    return attack
 
 
 def unfinished(tenant: Tenant, target: str, body: bytes) -> socket.socket:
