@@ -204,7 +204,7 @@ class Attack:
     @property
     def paused_s(self) -> float:
         """The longest time in which no peer did anything, as its process did not run."""
-        return self._counts[2] / 1e3
+        return float(self._counts[2]) / 1e3
 
     def __enter__(self) -> Self:
         self._process.start()
