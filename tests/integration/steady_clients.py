@@ -1,7 +1,8 @@
 """Clients at work while servers are restarted under them.
 
 They count what LMCache's S3 connector counts: errors of the connection, three of which in a row
-disable it. They do not retry, so that each error shows.
+disable it. They do not retry, so that each error shows. Only a connection on which they were silent
+for a while may be closed without one, as a server that stops does with those that seem idle.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import http.client
 import ssl
 import threading
+import time
 from collections import Counter
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -18,6 +20,7 @@ from tests.integration.served import BOUND_S
 
 ERRORS_IN_A_ROW_MAX = 3
 PAUSE_S = 0.01  # between two turns: the servers need the processor, too
+IDLE_S = 0.1  # a busy machine may keep a client from its turn for longer than the pause
 
 
 class SteadyClient:
@@ -28,6 +31,7 @@ class SteadyClient:
         self.errors: list[str] = []
         self.wrong_bodies = 0
         self.is_disabled = False
+        self._silent_since_s = 0.0
         self.served = 0  # requests that were answered, whatever the status
         self._requests = (("GET", get_url, None), ("PUT", put_url, body))
         self._body = body
@@ -56,14 +60,30 @@ class SteadyClient:
 
     def _turn(self) -> None:
         for method, url, body in self._requests:
-            parts = urlsplit(url)
-            self._http.request(method, f"{parts.path}?{parts.query}", body)
-            response = self._http.getresponse()
+            response = self._response(method, url, body)
             answer = response.read()
+            self._silent_since_s = time.monotonic()
             self.statuses[response.status] += 1
             self.served += 1
             if method == "GET" and response.status == 200 and answer != self._body:
                 self.wrong_bodies += 1
+
+    def _response(self, method: str, url: str, body: bytes | None) -> http.client.HTTPResponse:
+        parts = urlsplit(url)
+        path = f"{parts.path}?{parts.query}"
+        is_used = self._http.sock is not None
+        sent_s: float | None = None
+        try:
+            self._http.request(method, path, body)
+            sent_s = time.monotonic()
+            return self._http.getresponse()
+        except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError):
+            silent_s = (sent_s or time.monotonic()) - self._silent_since_s
+            if not is_used or silent_s < IDLE_S:
+                raise
+        self._http.close()
+        self._http.request(method, path, body)
+        return self._http.getresponse()
 
 
 class SteadyClients:
