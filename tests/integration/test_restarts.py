@@ -23,12 +23,14 @@ import pytest
 from botocore.config import Config
 
 from objectcache_schemas.descriptor import Descriptor
+from objectcache_schemas.operators.schedule import GetSchedule, ScheduleState
 from tests.certificates import Authority
 from tests.integration.served import QUIET_SETTINGS, Served, own_environment, wait_until
 from tests.integration.steady_clients import SteadyClients
 from tests.processes_http import ask
 from tests.s3_clients import boto3_client, call
 from tests.servers import running_server, standing_still
+from tests.storage_client import StorageClient
 
 STORAGE = "objectcache_storage_server"
 BODIES = [os.urandom(size_bytes) for size_bytes in (100, 4096, 4096, 300_000)]
@@ -144,6 +146,7 @@ def test_a_stop_refuses_what_waits_at_once_and_finishes_what_runs(tmp_path: Path
         with socket.create_connection((parts.hostname, parts.port), 60) as waiting:
             request = f"GET {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n"
             waiting.sendall(request.encode())
+            wait_until(lambda: waiting_count(served) == 1, "the second get to wait for its turn")
             served.process.send_signal(signal.SIGTERM)
             answer = waiting.recv(4096)  # by the request's own bound it would wait ten minutes
         assert answer.startswith(b"HTTP/1.1 503")
@@ -151,6 +154,12 @@ def test_a_stop_refuses_what_waits_at_once_and_finishes_what_runs(tmp_path: Path
         assert running.read() == body
         assert served.wait_exit() == 0
         s3.close()
+
+
+def waiting_count(served: Served) -> int:
+    """Deliveries that wait for their turn."""
+    with StorageClient(served.data_dir / "run" / "storage.sock") as storage:
+        return storage.ask(GetSchedule(), ScheduleState).waiting
 
 
 def test_orphans_finish_what_they_began_and_what_is_asked_meanwhile(served: Served) -> None:
