@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from typer.testing import CliRunner, Result
 
 from objectcache import Client, KvLayout
 from objectcache.kv_bucket import KvBucket
+from objectcache_operations.console.app import app
 from objectcache_schemas.operators.traces import DeliveryTrace
-from tests.integration.served import own_environment, wait_until
+from tests.integration.served import wait_until
 from tests.relay.span_collector import Collector, attributes, collecting
 from tests.s3_clients import s3_client
 from tests.servers import RunningServer, ServerProcess, start_server
@@ -27,7 +28,6 @@ LAYOUT = KvLayout(
 )
 CHUNK_COUNT = 20
 TRACE_ID, SPAN_ID = "0123456789abcdef0123456789abcdef", "0123456789abcdef"
-BOUND_S = 60.0
 
 
 def client_of(server: RunningServer) -> Client:
@@ -65,21 +65,15 @@ def admin_api(
     process.terminate()
 
 
-def admin_trace(server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+def admin_trace(server: RunningServer, *arguments: str) -> Result:
     where = ["--data-dir", str(server.data_dir), "--set", f"server.run_dir={server.run_dir}"]
-    return subprocess.run(
-        [sys.executable, "-m", "objectcache_operations", "admin", "trace", *arguments, *where],
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-        env=own_environment(),
-        check=False,
-    )
+    developers = {name: None for name in os.environ if name.startswith("OBJECTCACHE_")}
+    return CliRunner(env=developers).invoke(app, ["admin", "trace", *arguments, *where])
 
 
 def traces_of(server: RunningServer, request_id: str) -> list[DeliveryTrace]:
     result = admin_trace(server, request_id, "--json")
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     return msgspec.convert(json.loads(result.stdout), list[DeliveryTrace])
 
 
@@ -131,7 +125,7 @@ def test_one_request_id_leads_from_the_sdk_to_the_breakdown(
         latest_s = ready_s
     svg_file = tmp_path / "trace.svg"
     shown = admin_trace(server, request_id, "--svg", str(svg_file))
-    assert shown.returncode == 0, shown.stderr
+    assert shown.exit_code == 0, shown.stderr
     assert "control_plane" in shown.stdout
     assert request_id in svg_file.read_text("utf-8")
     assert request_id in admin_trace(server).stdout
@@ -226,7 +220,7 @@ def test_a_refused_delivery_leaves_a_trace(
 
 def test_an_unknown_request_id_exits_with_1(server: RunningServer) -> None:
     result = admin_trace(server, "NEVER-SENT")
-    assert (result.returncode, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (1, "")
     assert "scheduler.traces_kept" in result.stderr
 
 
