@@ -39,6 +39,14 @@ KEYS = {
 }
 
 
+def log_end_of(storage_socket: Path) -> int:
+    """Of a shared store's log: how many records the server has replayed that listens there."""
+    with StorageClient(storage_socket) as client:
+        shared = client.ask(GetEngineStatus(), EngineState).status.shared
+    assert shared is not None, "its store is its own"
+    return shared.log_end
+
+
 class FleetServer:
     """One storage server, with directories of its own."""
 
@@ -70,10 +78,7 @@ class FleetServer:
 
     def log_end(self) -> int:
         """Of a shared store's log: how many records it has replayed."""
-        with StorageClient(self.run_dir / "storage.sock") as client:
-            shared = client.ask(GetEngineStatus(), EngineState).status.shared
-        assert shared is not None, "its store is its own"
-        return shared.log_end
+        return log_end_of(self.run_dir / "storage.sock")
 
     def has_replayed(self, end: int) -> bool:
         """Whether it knows all that is before this record."""
