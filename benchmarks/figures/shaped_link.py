@@ -149,8 +149,19 @@ def stale(namespaces: str) -> list[str]:
 
 def remove_stale() -> None:
     """Remove what killed runs have left."""
-    for namespace in stale(run_tool("ip", "netns", "list")):
-        run_tool("ip", "netns", "del", namespace)
+    for namespace in stale(namespaces()):
+        with contextlib.suppress(NotPossible):  # another process may have removed it meanwhile
+            run_tool("ip", "netns", "del", namespace)
+
+
+def namespaces() -> str:
+    """All that there are, one in each line."""
+    return run_tool("ip", "netns", "list")
+
+
+def own_namespaces() -> list[str]:
+    """Those that this process has made, and not removed."""
+    return re.findall(rf"^({PREFIX}{os.getpid()}(?:-[a-z0-9]+)?)\b", namespaces(), re.MULTILINE)
 
 
 def run_tool(*words: str) -> str:

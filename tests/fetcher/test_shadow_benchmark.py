@@ -7,7 +7,7 @@ import os
 import pytest
 
 from benchmarks.figures.experiment import NotPossible
-from benchmarks.figures.shaped_link import PREFIX, run_tool, shaped_link
+from benchmarks.figures.shaped_link import own_namespaces, shaped_link
 from benchmarks.shadow.__main__ import PARTS, main
 from benchmarks.shadow.rig import two_processors
 
@@ -27,5 +27,5 @@ def test_a_quick_run_prints_a_table_of_each_part(capsys: pytest.CaptureFixture[s
     assert all(f"**{name}**" in printed for name in PARTS)
     for row in ("| 10 / 16 | plain |", "| no bound |", "| matmul, 2 ms |", "| all of it |"):
         assert row in printed
-    assert f"{PREFIX}{os.getpid()}" not in run_tool("ip", "netns", "list")
+    assert own_namespaces() == []
     assert os.sched_getaffinity(0) == processors

@@ -65,9 +65,14 @@ def test_without_a_failure_it_ends_with_0_and_only_what_was_asked_for_is_run(
 
 
 def test_what_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    steps = [Step("hangs", python("-c", HANGS), 5.0), Step("works", says("after"), LONG_S)]
-    hung, after = run_steps(steps, tmp_path, LONG_S)
-    assert (hung.how, after.how) == ("out of time", "right")
+    for limit_s in (3.0, 60.0):  # in which a busy machine may not have begun it
+        steps = [Step("hangs", python("-c", HANGS), limit_s), Step("works", says("after"), LONG_S)]
+        folder = tmp_path / f"{limit_s:g}"
+        folder.mkdir()
+        hung, after = run_steps(steps, folder, LONG_S)
+        assert (hung.how, after.how) == ("out of time", "right")
+        if hung.last_lines:
+            break
     pid = int(hung.last_lines[0])
     deadline_s = time.monotonic() + 60
     while is_running(pid):
