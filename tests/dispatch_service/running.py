@@ -9,11 +9,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.admin_server import Answer
-from tests.servers import ServerProcess
+from tests.servers import ServerProcess, free_port
 
 TOKEN = "a-token-of-the-tests-alone"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 TIMEOUT_S = 30.0
+
+
+def lasting_address() -> str:
+    """Where a service can begin again: no connection takes the port while it is away."""
+    return f"127.0.0.1:{free_port()}"
 
 
 class DispatchProcess:

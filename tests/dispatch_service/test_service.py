@@ -14,7 +14,13 @@ import pytest
 
 from tests.certificates import Authority
 from tests.dispatch_service.conftest import Start
-from tests.dispatch_service.running import AUTHORIZED, TOKEN, DispatchProcess, request
+from tests.dispatch_service.running import (
+    AUTHORIZED,
+    TOKEN,
+    DispatchProcess,
+    lasting_address,
+    request,
+)
 from tests.servers import ServerProcess
 
 LONG = "dispatch.report_age_s_max=600"
@@ -229,17 +235,28 @@ def test_a_thousand_reservations_that_nobody_ends_are_released(start: Start) -> 
 
 
 def test_a_node_that_is_silent_is_lost_and_one_that_reports_is_not(start: Start) -> None:
-    service = start("dispatch.node_lease_s=3")
-    pair(service)
+    service = start("dispatch.node_lease_s=1")
+    service.register("d0", "decode", lease_s=600)
     service.register("x", lease_s=600)
-    assert service.select("r").status == 200
 
-    def d0_is_alone_with_x() -> bool:
+    def is_chosen() -> bool:
+        """A busy machine may let the short lease end before it is used."""
+        service.register("p0", "prefill")
+        return service.select("r").status == 200
+
+    def lease_left_s() -> float:
+        [left_s] = [n["lease_left_s"] for n in service.state()["nodes"] if n["name"] == "d0"]
+        return float(left_s)
+
+    def is_renewed() -> bool:
+        before_s = lease_left_s()
         service.loads(nodes=[{"node": "d0"}])
-        return [node["name"] for node in service.state()["nodes"]] == ["d0", "x"]
+        return lease_left_s() > before_s
 
-    until(d0_is_alone_with_x)
-    assert service.metric('objectcache_dispatch_nodes_ended_total{how="expired"}') == 1
+    until(is_chosen)
+    until(is_renewed)
+    until(lambda: [node["name"] for node in service.state()["nodes"]] == ["d0", "x"])
+    assert service.metric('objectcache_dispatch_nodes_ended_total{how="expired"}') >= 1
     assert service.metric('objectcache_dispatch_reservations_ended_total{how="lost"}') == 1
     assert service.ask("POST", "/v1/reservations/r/renew").status == 404
     assert service.loads(nodes=[{"node": "p0"}], workers=[{"worker": "p0.0"}])["unknown"] == [
@@ -261,7 +278,7 @@ def one_round(service: DispatchProcess, *, d0: int, d1: int) -> None:
 
 
 def test_a_service_that_was_killed_knows_all_after_a_round_of_reports(start: Start) -> None:
-    service = start(LONG)
+    service = start(LONG, listen=lasting_address())
     one_round(service, d0=5000, d1=0)
     assert service.select("r").document["decode"] == "d1.0"
     before = service.tokens()

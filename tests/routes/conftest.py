@@ -6,8 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from objectcache.routes import dispatch_client
 from tests.relay.relays import RunningRelay, stocked_server
 from tests.servers import RunningServer
+
+
+@pytest.fixture
+def patient_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatch service may take longer to answer than deliveries else wait for it."""
+    monkeypatch.setattr(dispatch_client, "ROUTE_ANSWER_S", 5.0)
+    monkeypatch.setattr(dispatch_client, "ANSWER_S", 20.0)
 
 
 @pytest.fixture(scope="package")

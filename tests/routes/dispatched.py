@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from objectcache import Client
-from tests.dispatch_service.running import DispatchProcess
+from tests.dispatch_service.running import DispatchProcess, lasting_address
 from tests.integration.served import wait_until
 from tests.relay.relays import RunningRelay
-from tests.routes.routed import check_delivery, fetch
+from tests.routes.routed import PATIENT_S, check_delivery, fetch
 from tests.servers import RunningServer
 
 NODES = ("d0", "d1")
@@ -55,7 +55,7 @@ def dispatched(
 ) -> Iterator[tuple[DispatchProcess, list[RunningRelay]]]:
     """A service with the nodes p0, of this engine, and d0 and d1, which have relays."""
     with ExitStack() as stack:
-        dispatch = DispatchProcess(folder)
+        dispatch = DispatchProcess(folder, listen=lasting_address())
         stack.callback(dispatch.process.terminate)
         relays = [
             stack.enter_context(
@@ -78,6 +78,7 @@ def dispatched_client(
         "dispatch_token": folder / "token",
         "transport": "body",
         "route_bytes_min": 0,
+        "relay_timeout_s": PATIENT_S,
     }
     return Client(
         server.endpoint,

@@ -27,8 +27,9 @@ def routed_client(
     **how: Any,
 ) -> Client:
     """A client whose relays, or what stands for them at `urls`, are called b, c, ...; the caller
-    closes it.
+    closes it. It waits for relays as a busy machine needs it, unless it is told otherwise.
     """
+    how.setdefault("relay_timeout_s", PATIENT_S)
     credentials = server.credentials
     return Client(
         server.endpoint,

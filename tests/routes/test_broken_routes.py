@@ -42,6 +42,7 @@ from tests.storage_client import StorageClient
 
 TRANSPORTS = ["body", "shared_memory", NIXL]
 SLOW = 3 * SLOW_BYTES_PER_S  # a layer takes 0.13 s
+ATTEMPTS = 20  # to stop a relay in the middle of a delivery
 PUTS_MAX = 200  # of 3 MiB, into a store of 64
 
 
@@ -284,19 +285,25 @@ def test_an_engine_that_is_killed_under_a_route_leaves_nothing_at_relay_or_serve
 def test_a_relay_whose_time_to_drain_is_over_leaves_the_rest_to_the_direct_way(
     server: RunningServer, tmp_path: Path, transport: str
 ) -> None:
-    with (
-        RunningRelay(server, tmp_path / "relay.log", "relay.drain_timeout_s=1") as relay,
-        routed_client(
-            server, relay, transport=transport, route="relay:b", relay_timeout_s=PATIENT_S
-        ) as client,
-    ):
-        with fetch(client) as delivery:
-            check_delivery(delivery)
-        with fetch(client, rate_bytes_per_s=SLOW_BYTES_PER_S // 2) as delivery:  # it takes 6 s
-            delivery.wait_layer(0)
-            relay.process.signal_stop()
-            assert np.array_equal(delivery.wait(), EXPECTED)
-            assert delivery.route == "direct"
-            assert "relay:b failed: layer" in delivery.route_reason
-        assert relay.process.wait() == 0
-        wait_idle(server)
+    for attempt in range(ATTEMPTS):
+        log = tmp_path / f"relay-{attempt}.log"
+        with (
+            RunningRelay(server, log, "relay.drain_timeout_s=1") as relay,
+            routed_client(
+                server, relay, transport=transport, route="relay:b", relay_timeout_s=PATIENT_S
+            ) as client,
+        ):
+            with fetch(client) as delivery:
+                check_delivery(delivery)
+            with fetch(client, rate_bytes_per_s=SLOW_BYTES_PER_S) as delivery:  # it takes 3 s
+                delivery.wait_layer(0)
+                relay.process.signal_stop()
+                assert np.array_equal(delivery.wait(), EXPECTED)
+                if delivery.route == "relay:b":  # a busy machine told it too late
+                    continue
+                assert delivery.route == "direct"
+                assert "relay:b failed: layer" in delivery.route_reason
+            assert relay.process.wait() == 0
+            wait_idle(server)
+            return
+    pytest.fail("no relay was told to stop before it had brought all")

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from objectcache import Client
-from objectcache.routes import dispatch_client
 from objectcache.routes.client_routes import DISPATCHED
-from tests.dispatch_service.running import DispatchProcess
+from tests.dispatch_service.running import DispatchProcess, lasting_address
 from tests.integration.served import wait_until
 from tests.relay.relays import RunningRelay
 from tests.routes.dispatched import (
@@ -29,6 +28,7 @@ from tests.routes.dispatched import (
 from tests.routes.routed import check_delivery, fetch, wait_quiet
 from tests.servers import RunningServer
 
+pytestmark = pytest.mark.usefixtures("patient_answers")
 Replicas = tuple[list[DispatchProcess], list[RunningRelay]]
 
 
@@ -40,7 +40,7 @@ def two(server: RunningServer, tmp_path: Path) -> Iterator[Replicas]:
         stack.callback(lambda: [one.process.terminate() for one in replicas])
         for name in ("first", "second"):
             (tmp_path / name).mkdir()
-            replicas.append(DispatchProcess(tmp_path / name))
+            replicas.append(DispatchProcess(tmp_path / name, listen=lasting_address()))
         relays = [
             stack.enter_context(
                 RunningRelay(
@@ -53,13 +53,6 @@ def two(server: RunningServer, tmp_path: Path) -> Iterator[Replicas]:
             register_engine(one)
             wait_for_relays(one)
         yield replicas, relays
-
-
-@pytest.fixture(autouse=True)
-def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers may take longer than deliveries wait for them."""
-    monkeypatch.setattr(dispatch_client, "ROUTE_ANSWER_S", 5.0)
-    monkeypatch.setattr(dispatch_client, "ANSWER_S", 20.0)
 
 
 def check_dispatched(client: Client) -> None:

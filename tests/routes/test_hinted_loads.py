@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from objectcache.connectors.store.configuration import StoreConfiguration
 from objectcache.payload import Bytes
 from objectcache.routes.client_routes import ASKED_FOR
 from tests.relay.relays import RunningRelay
+from tests.routes.routed import PATIENT_S
 from tests.servers import RunningServer
 
 GEOMETRY = ChunkGeometry(1, 1, 4, 64 << 10, "hinted")
@@ -47,8 +47,6 @@ def test_without_keys_or_configurations_there_is_no_hint() -> None:
 def test_a_load_comes_over_the_relay_that_is_named_and_by_the_clients_route_else(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
     stored = np.random.default_rng(3).integers(0, 256, (3, GEOMETRY.chunk_bytes), np.uint8)
     with RunningRelay(server, tmp_path / "relay.log") as relay:
         configuration = StoreConfiguration(
@@ -57,8 +55,9 @@ def test_a_load_comes_over_the_relay_that_is_named_and_by_the_clients_route_else
             server.credentials.access_key,
             server.credentials.secret_key,
             transport="body",
-            relays=(f"b={relay.endpoint}", f"gone=http://127.0.0.1:{port}"),
+            relays=(f"b={relay.endpoint}", "gone=http://127.0.0.1:9"),
             route="direct",
+            relay_timeout_s=PATIENT_S,
         )
         store = ChunkStore(configuration)
         try:

@@ -119,18 +119,23 @@ def test_a_relay_that_stands_still_is_cut_off_and_gone_on_without(
 def test_a_relay_that_brings_other_deliveries_is_not_silent(
     server: RunningServer, relays: Relays, transport: str
 ) -> None:
-    with (
-        routed_client(
-            server, relays[0], transport=transport, route="relay:b", relay_timeout_s=5.0
-        ) as client,
-        fetch(client, rate_bytes_per_s=SLOW_BYTES_PER_S // 16) as slow,  # a layer takes 6 s
-    ):
-        while not slow.progress.is_ready(1):
-            with fetch(client) as other:
-                check_delivery(other)
-        assert (slow.route, slow.route_reason) == ("relay:b", ASKED_FOR)
-        slow.close()
-        wait_quiet(relays[0])
+    for timeout_s in (3.0, PATIENT_S):  # a busy machine may keep the relay from all for longer
+        layer_s = 1.2 * timeout_s
+        with (
+            routed_client(
+                server, relays[0], transport=transport, route="relay:b", relay_timeout_s=timeout_s
+            ) as client,
+            fetch(client, rate_bytes_per_s=EXPECTED[0].nbytes / layer_s) as slow,
+        ):
+            while not slow.progress.is_ready(1):
+                with fetch(client) as other:
+                    check_delivery(other)
+            if slow.route == "direct" and timeout_s != PATIENT_S:
+                continue
+            assert (slow.route, slow.route_reason) == ("relay:b", ASKED_FOR)
+            slow.close()
+            wait_quiet(relays[0])
+            return
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -175,7 +180,8 @@ def test_all_deliveries_of_a_relay_that_is_killed_go_on(
             delivery.close()
         routes = client._routes
         assert routes is not None
-        assert routes.lines[0].account.awaited_bytes == routes._direct.awaited_bytes == 0
+        ways = (routes.lines[0].account, routes._direct)
+        wait_until(lambda: not any(one.awaited_bytes for one in ways), "nothing is awaited")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

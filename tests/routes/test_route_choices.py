@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from objectcache import Client, PlainTarget
-from objectcache.routes import relay_reports
+from objectcache import Client, PlainTarget, pause
+from objectcache.routes import accounts, relay_reports
 from objectcache.routes.accounts import FAILURES_MAX
 from objectcache.routes.client_routes import LEAST_LATE, LEFT_ALONE, NO_REPORTS, SMALL, UNDIVIDED
 from tests.integration.served import wait_until
@@ -34,6 +34,7 @@ from tests.routes.routed import (
 from tests.servers import RunningServer
 
 DEADLINE_S = 20.0
+ATTEMPTS = 20  # to kill a relay in the middle of a delivery
 Relays = tuple[RunningRelay, RunningRelay]
 TRANSPORTS = ["auto", "body", "shared_memory", NIXL]
 
@@ -70,8 +71,13 @@ def test_a_busy_direct_way_has_deliveries_come_over_relays(
     with routed_client(server, *relays, transport=transport, route_bytes_min=0) as client:
         with fetch(client) as first:
             check_delivery(first)
-            assert first.route == "direct"
-        wait_for_reports(client)
+
+        def is_least_late() -> bool:
+            with fetch(client) as delivery:
+                check_delivery(delivery)
+                return (delivery.route, delivery.route_reason) == ("direct", LEAST_LATE)
+
+        wait_until(is_least_late, "the direct way is less late")
         with fetch(client, route="direct", rate_bytes_per_s=128 << 10) as slow:  # it takes 24 s
             slow.wait_layer(0)
 
@@ -91,7 +97,10 @@ def test_a_busy_direct_way_has_deliveries_come_over_relays(
 def test_the_first_deliveries_of_all_know_what_the_relays_report(
     server: RunningServer, relays: Relays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_reports, "FIRST_ANSWER_S", DEADLINE_S)  # however busy the machine is
+    # However busy the machine is.
+    monkeypatch.setattr(relay_reports, "FIRST_ANSWER_S", DEADLINE_S)
+    monkeypatch.setattr(relay_reports, "ANSWER_S_MAX", DEADLINE_S)
+    monkeypatch.setattr(accounts, "REPORT_AGE_S_MAX", DEADLINE_S)
     with (
         routed_client(server, *relays, route_bytes_min=0) as client,
         ThreadPoolExecutor(4) as threads,
@@ -141,8 +150,8 @@ def test_many_deliveries_at_once_by_every_route_leave_nothing(
         wait_quiet(*relays)
         routes = client._routes
         assert routes is not None
-        assert [line.account.awaited_bytes for line in routes.lines] == [0, 0]
-        assert routes._direct.awaited_bytes == 0
+        ways = [*(line.account for line in routes.lines), routes._direct]
+        wait_until(lambda: not any(one.awaited_bytes for one in ways), "nothing is awaited")
 
 
 def test_this_nodes_own_relay_brings_it_nothing(server: RunningServer, relays: Relays) -> None:
@@ -163,7 +172,7 @@ def test_a_relay_that_says_nothing_any_more_is_not_chosen(
 ) -> None:
     with (
         RunningRelay(server, tmp_path / "relay.log") as relay,
-        routed_client(server, relay, route_bytes_min=0) as client,
+        routed_client(server, relay, route_bytes_min=0, relay_timeout_s=2.0) as client,
     ):
         wait_for_reports(client)
         os.kill(relay.process.pid, signal.SIGSTOP)
@@ -180,6 +189,15 @@ def test_a_relay_that_says_nothing_any_more_is_not_chosen(
         wait_for_reports(client)
 
 
+@pytest.fixture
+def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has failed often enough, however long that takes, is left alone until a test ends."""
+    monkeypatch.setattr(accounts, "FAILURES_S", 600.0)
+    monkeypatch.setattr(pause, "PAUSE_MIN_S", 600.0)
+    monkeypatch.setattr(pause, "PAUSE_MAX_S", 600.0)
+
+
+@pytest.mark.usefixtures("long_rests")
 def test_a_relay_that_fails_again_and_again_is_left_alone(server: RunningServer) -> None:
     credentials = server.credentials
     with Client(
@@ -201,6 +219,7 @@ def test_a_relay_that_fails_again_and_again_is_left_alone(server: RunningServer)
         assert client.route_counts()["relay:b", "refused"] == FAILURES_MAX
 
 
+@pytest.mark.usefixtures("long_rests")
 def test_a_relay_that_somebody_else_names_is_taken_only_if_it_is_this_clients_and_alive(
     server: RunningServer, relays: Relays
 ) -> None:
@@ -273,16 +292,21 @@ def test_what_cannot_be_divided_goes_directly(server: RunningServer, relays: Rel
 def test_a_split_whose_relay_is_killed_goes_on_directly(
     server: RunningServer, tmp_path: Path, transport: str
 ) -> None:
-    with (
-        RunningRelay(server, tmp_path / "relay.log") as relay,
-        routed_client(server, relay, transport=transport, route="split") as client,
-    ):
-        with fetch(client, route="relay:b") as delivery:  # no rate of the direct way is known
-            check_delivery(delivery)
-        with fetch(client, rate_bytes_per_s=SLOW_BYTES_PER_S // 2) as delivery:  # it takes 6 s
-            assert delivery.route.startswith("split:"), delivery.route_reason
-            delivery.wait_layer(2)
-            relay.process.kill()
-            check_delivery(delivery)
-            assert delivery.route == "direct"
-            assert "relay:b failed" in delivery.route_reason
+    for attempt in range(ATTEMPTS):
+        with (
+            RunningRelay(server, tmp_path / f"relay-{attempt}.log") as relay,
+            routed_client(server, relay, transport=transport, route="split") as client,
+        ):
+            with fetch(client, route="relay:b") as delivery:  # no rate of the direct way is known
+                check_delivery(delivery)
+            with fetch(client, rate_bytes_per_s=SLOW_BYTES_PER_S) as delivery:  # it takes 3 s
+                assert delivery.route.startswith("split:"), delivery.route_reason
+                delivery.wait_layer(2)
+                relay.process.kill()
+                check_delivery(delivery)
+                if delivery.route.startswith("split:"):  # a busy machine killed it too late
+                    continue
+                assert delivery.route == "direct"
+                assert "relay:b failed" in delivery.route_reason
+            return
+    pytest.fail("no relay was killed before it had brought its part")

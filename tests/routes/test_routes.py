@@ -25,6 +25,7 @@ from tests.relay.relays import BUCKET, LAYOUT, NIXL, PAYLOAD_BYTES, RunningRelay
 from tests.routes.routed import (
     EXPECTED,
     KEYS,
+    PATIENT_S,
     check_delivery,
     fetch,
     routed_client,
@@ -115,6 +116,7 @@ def test_a_relay_is_called_by_its_node_its_address_or_its_url(
             secret_key=credentials.secret_key,
             relays=[b.endpoint],
             route=f"relay:{address}",
+            relay_timeout_s=PATIENT_S,
         ) as client,
         fetch(client) as delivery,
     ):
@@ -204,6 +206,7 @@ def test_an_event_loop_has_routes_too(server: RunningServer, relays: Relays) -> 
             secret_key=credentials.secret_key,
             relays=[f"b={relays[0].endpoint}"],
             route="relay:b",
+            relay_timeout_s=PATIENT_S,
         ) as client:
             bucket = await client.kv_bucket(BUCKET, LAYOUT)
             async with bucket.fetch(KEYS) as delivery:

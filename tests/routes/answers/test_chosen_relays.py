@@ -17,6 +17,7 @@ from tests.routes.dispatched import NODES, dispatched_client, register_engine
 from tests.routes.routed import check_delivery, fetch
 from tests.servers import RunningServer
 
+pytestmark = pytest.mark.usefixtures("patient_answers")
 REST_S = 600.0  # longer than the test
 
 

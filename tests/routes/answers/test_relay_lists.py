@@ -14,7 +14,7 @@ from objectcache.routes.dispatch_client import DispatchClient
 from objectcache.routes.dispatch_replicas import DispatchReplicas
 from objectcache.routes.route_settings import RelayAddress
 from objectcache.thread_reserve import ThreadReserve
-from tests.dispatch_service.running import TOKEN, DispatchProcess
+from tests.dispatch_service.running import TOKEN, DispatchProcess, lasting_address
 from tests.integration.served import wait_until
 from tests.relay.relays import RunningRelay
 from tests.routes.dispatched import dispatched_client, relays_of, requests_of, told
@@ -64,7 +64,7 @@ def test_relays_that_only_one_replica_knows_are_used_of_every_replica(
         for node in ("d0", "d1"):
             folder = tmp_path / node
             folder.mkdir()
-            services.append(service := DispatchProcess(folder))
+            services.append(service := DispatchProcess(folder, listen=lasting_address()))
             stack.callback(service.process.terminate)
             relay = RunningRelay(server, tmp_path / f"{node}.log", *told([service], folder, node))
             relays.append(stack.enter_context(relay))
@@ -127,7 +127,9 @@ def test_that_nothing_has_changed_is_told_and_that_all_have_gone(tmp_path: Path)
         assert dispatch.ask("DELETE", "/v1/nodes/d0/relay").status < 300
         count = len(heard)  # one more may be under way
         wait_until(lambda: has_heard(count + 1) and heard[-1] == [], "the empty one is", 60.0)
-        assert all(one == ["d0"] for one in heard[:-1])
+        last = heard.index([])
+        assert all(one == ["d0"] for one in heard[:last])
+        assert not any(heard[last:])
     finally:
         client.close()
         threads.close()

@@ -37,11 +37,11 @@ LAYER_BYTES = CHUNK_COUNT * LAYOUT.per_layer_chunk_bytes
 
 @contextmanager
 def slowly_linked(
-    server: RunningServer, folder: Path, transport: str, **how: Any
+    server: RunningServer, folder: Path, transport: str, layer_s: float = LAYER_S, **how: Any
 ) -> Iterator[tuple[RunningRelay, Client]]:
     """A relay with a slow link to the store, and a client that knows nothing of it."""
     with (
-        CutLink(server.endpoint, LAYER_BYTES / LAYER_S) as link,
+        CutLink(server.endpoint, LAYER_BYTES / layer_s) as link,
         RunningRelay(
             server,
             folder / "relay.log",
@@ -49,7 +49,9 @@ def slowly_linked(
             "relay.transport=body",
             "relay.hold_s=0",  # no try finds what another one has left
         ) as relay,
-        routed_client(server, relay, transport=transport, route="relay:b", **how) as client,
+        routed_client(
+            server, relay, transport=transport, route="relay:b", relay_timeout_s=None, **how
+        ) as client,
     ):
         yield relay, client
 
@@ -100,9 +102,14 @@ def test_a_relay_that_answers_reports_and_brings_nothing_is_cut_off_in_time(
             server, tmp_path / "relay.log", f"relay.endpoint={link.url}", "relay.transport=body"
         ) as relay,
         routed_client(
-            server, relay, transport=transport, route="relay:b", timeout_s=20 * BOUND_S
+            server,
+            relay,
+            transport=transport,
+            route="relay:b",
+            relay_timeout_s=None,
+            timeout_s=20 * BOUND_S,
         ) as client,
-        fetch(client, rate_bytes_per_s=SLOW_BYTES_PER_S) as delivery,  # which tells no rate
+        fetch(client, rate_bytes_per_s=SLOW_BYTES_PER_S // 2) as delivery,  # which tells no rate
     ):
         delivery.wait_layer(0)
         link.silence()
@@ -116,31 +123,44 @@ def test_a_relay_that_answers_reports_and_brings_nothing_is_cut_off_in_time(
 def test_every_byte_of_a_body_over_a_slow_compute_link_is_no_silence(
     server: RunningServer, relays: tuple[RunningRelay, RunningRelay]
 ) -> None:
-    with (
-        CutLink(relays[0].endpoint, LAYER_BYTES / LAYER_S) as link,
-        routed_client(
-            server,
-            urls=[link.url],
-            route="relay:b",
-            relay_timeout_s=LAYER_S / 2,
-        ) as client,
-        fetch(client, layers=(0, 2)) as delivery,
-    ):
-        assert np.array_equal(delivery.wait(), EXPECTED[:2])
-        assert (delivery.route, delivery.route_reason) == ("relay:b", ASKED_FOR)
+    for is_last in TRIES:
+        with (
+            CutLink(relays[0].endpoint, LAYER_BYTES / LAYER_S) as link,
+            routed_client(
+                server,
+                urls=[link.url],
+                route="relay:b",
+                relay_timeout_s=LAYER_S / 2,
+            ) as client,
+            fetch(client, layers=(0, 2)) as delivery,
+        ):
+            assert np.array_equal(delivery.wait(), EXPECTED[:2])
+            if delivery.route == "direct" and not is_last:
+                continue
+            assert (delivery.route, delivery.route_reason) == ("relay:b", ASKED_FOR)
+            return
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_slow_link_is_waited_for_up_to_half_of_the_callers_timeout(
     server: RunningServer, tmp_path: Path, transport: str
 ) -> None:
-    timeout_s = 1.5 * LAYER_S  # so that half of it is over before a layer is there
-    with (
-        slowly_linked(server, tmp_path, transport, timeout_s=timeout_s) as (relay, client),
-        fetch(client) as delivery,
-    ):
-        assert np.array_equal(delivery.wait(), EXPECTED)
-        assert delivery.route == "direct"
-        assert "it has brought nothing for too long" in delivery.route_reason
-        delivery.close()
-        wait_quiet(relay)
+    for layer_s in (LAYER_S, 5 * LAYER_S):  # a busy machine may need longer for the direct way
+        timeout_s = 1.5 * layer_s  # so that half of it is over before a layer is there
+        with slowly_linked(server, tmp_path, transport, layer_s, timeout_s=timeout_s) as (
+            relay,
+            client,
+        ):
+            with fetch(client, route="direct", timeout_s=2 * BOUND_S) as joined:
+                assert np.array_equal(joined.wait(), EXPECTED)
+            with fetch(client) as delivery:
+                assert delivery.progress.wait_ended(2 * timeout_s)
+                if layer_s == LAYER_S and not (
+                    delivery.progress.complete and SILENT in delivery.route_reason
+                ):
+                    continue
+                assert np.array_equal(delivery.wait(), EXPECTED)
+                assert delivery.route == "direct"
+                assert SILENT in delivery.route_reason
+            wait_quiet(relay)
+            return
