@@ -11,7 +11,7 @@ from objectcache_schemas.errors import AccessDenied, Busy, NotFound, ObjectCache
 
 LOOK_S = 10.0  # between two looks while it answers
 RETRY_S = 1.0
-TOLD_EVERY_S = 30.0
+TOLD_EVERY_S = 30.0  # each code; another one is told at once
 # Of the key, or of its signature: such a gateway refuses every get.
 KEY_CODES = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed")
 
@@ -40,7 +40,7 @@ class UpstreamWatch:
         """
         self._ask, self._endpoint, self._clock, self._name = ask, endpoint, clock, name
         self.is_answering = False
-        self._told_s: float | None = None
+        self._told_s: dict[str, float] = {}  # by code
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -66,15 +66,15 @@ class UpstreamWatch:
             if not serves(error):
                 self._refused(error)
                 return
-        if self._told_s is not None:
+        if self._told_s:
             logger.info("relay.endpoint %s answers", self._endpoint)
-        self.is_answering, self._told_s = True, None
+        self.is_answering, self._told_s = True, {}
 
     def _refused(self, error: ObjectCacheError) -> None:
         self.is_answering = False
         now_s = self._clock()
-        if self._told_s is None or now_s - self._told_s >= TOLD_EVERY_S:
-            self._told_s = now_s
+        if now_s - self._told_s.get(error.code, float("-inf")) >= TOLD_EVERY_S:
+            self._told_s[error.code] = now_s
             logger.warning(
                 "this %s can serve nobody: relay.endpoint %s: %s: %s",
                 self._name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from tests.relay.relays import (
 from tests.servers import RunningServer
 from tests.storage_client import StorageClient
 
+ATTEMPTS = 20  # to come while something arrives
 CAP_GBPS = 0.02  # a payload takes 1.3 s to arrive
 HELD = ("relay.metrics_listen=127.0.0.1:0", "relay.hold_s=60")
 PAYLOAD = CHUNKS.transpose(1, 0, 2)
@@ -52,9 +54,9 @@ def delivered_bytes(server: RunningServer) -> float:
     )
 
 
-def begun(client: Client, layers: tuple[int, int] | None = None) -> Delivery:
+def begun(client: Client, **how: Any) -> Delivery:
     bucket = client.kv_bucket(BUCKET, LAYOUT)
-    return bucket.fetch(bucket.chunk_keys(TOKENS), delivery="layerwise", layers=layers)
+    return bucket.fetch(bucket.chunk_keys(TOKENS), delivery="layerwise", **how)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +70,20 @@ def begun(client: Client, layers: tuple[int, int] | None = None) -> Delivery:
 def test_a_prefix_that_two_engines_need_is_read_once(
     slow_server: RunningServer, tmp_path: Path, upstream: str, first: str, second: str
 ) -> None:
+    for attempt in range(ATTEMPTS):
+        log = tmp_path / f"relay-{attempt}.log"
+        if comes_while_it_arrives(slow_server, log, upstream, first, second):
+            return
+    pytest.fail("no second engine came before all had arrived")
+
+
+def comes_while_it_arrives(
+    slow_server: RunningServer, log: Path, upstream: str, first: str, second: str
+) -> bool:
+    """Whether a part came to the second engine before the first one had all."""
     before = delivered_bytes(slow_server)
     with (
-        RunningRelay(
-            slow_server, tmp_path / "r.log", f"relay.transport={upstream}", *HELD
-        ) as relay,
+        RunningRelay(slow_server, log, f"relay.transport={upstream}", *HELD) as relay,
         relay.client(first) as prefill,
         relay.client(second) as decode,
     ):
@@ -80,7 +91,7 @@ def test_a_prefix_that_two_engines_need_is_read_once(
             one.wait_layer(1)
             with begun(decode) as other, begun(decode, layers=(3, 5)) as some:  # it still arrives
                 assert np.array_equal(some.wait(), PAYLOAD[3:5])
-                assert not one.progress.ended
+                is_in_time = not one.progress.ended
                 for layer, payload in other:
                     assert np.array_equal(payload, CHUNKS[:, layer]), f"layer {layer}"
                 assert other.content == one.content is not None
@@ -91,8 +102,14 @@ def test_a_prefix_that_two_engines_need_is_read_once(
         assert samples["landing_bytes", "granted"] == 0
         assert samples["landing_bytes", "held"] >= PAYLOAD_BYTES
         assert nothing_left(relay)
-    wait_until(lambda: delivered_bytes(slow_server) >= before + PAYLOAD_BYTES, "it is counted")
-    assert delivered_bytes(slow_server) == before + PAYLOAD_BYTES
+    check_delivered(slow_server, before + PAYLOAD_BYTES)
+    return is_in_time
+
+
+def check_delivered(server: RunningServer, expected: float) -> None:
+    """So much has been read, and no more."""
+    wait_until(lambda: delivered_bytes(server) >= expected, "it is counted")
+    assert delivered_bytes(server) == expected
 
 
 @pytest.mark.parametrize("transport", ["body", "shared_memory", NIXL])
@@ -116,7 +133,7 @@ def test_an_engine_that_leaves_midway_leaves_the_other_what_lands(
             alone = begun(last)
             assert np.array_equal(alone.wait_layer(7), CHUNKS[:, 7])
             alone.close()
-    assert delivered_bytes(slow_server) == before + PAYLOAD_BYTES
+    check_delivered(slow_server, before + PAYLOAD_BYTES)
 
 
 def test_a_delivery_that_nobody_wants_any_more_is_neither_finished_nor_held(
@@ -127,8 +144,8 @@ def test_a_delivery_that_nobody_wants_any_more_is_neither_finished_nor_held(
         RunningRelay(slow_server, tmp_path / "relay.log", *HELD) as relay,
         relay.client("body") as client,
     ):
-        with begun(client) as one:
-            one.wait_layer(1)
+        with begun(client, rate_bytes_per_s=PAYLOAD_BYTES / 12) as one:
+            one.wait_layer(0)
         wait_until(
             lambda: relay.samples()["landing_bytes", "granted"] == 0, "the memory is given back"
         )
@@ -171,6 +188,7 @@ def test_memory_that_is_held_is_had_by_whoever_needs_it(
             for count in (6, 5, 3):  # 3, 3 and 2 MiB of landing memory
                 with client.kv_bucket(BUCKET, LAYOUT).fetch(keys[:count]) as delivery:
                     assert np.array_equal(delivery.wait(), PAYLOAD[:, :count])
+                wait_until(lambda: nothing_left(relay), "it is held, and not in use any more")
         assert relay.samples()["claims_total", "miss"] == 9
         assert nothing_left(relay)
 

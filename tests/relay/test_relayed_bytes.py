@@ -198,8 +198,8 @@ def test_a_get_that_finds_no_landing_memory_is_refused_before_anything_is_read(
         bucket = slow.kv_bucket(BUCKET, LAYOUT)
         keys = bucket.chunk_keys(TOKENS)
         with bucket.fetch(
-            keys, delivery="layerwise", rate_bytes_per_s=SLOW_BYTES_PER_S
-        ) as delivery:
+            keys, delivery="layerwise", rate_bytes_per_s=SLOW_BYTES_PER_S // 2
+        ) as delivery:  # which takes 6 s
             delivery.wait_layer(0)
             with pytest.raises(Busy, match=r"landing memory"):
                 other.kv_bucket(BUCKET, LAYOUT).fetch(keys)

@@ -164,7 +164,7 @@ def test_a_gateway_serves_unless_it_refuses_the_key_or_is_away(
 
 
 @pytest.mark.asyncio
-async def test_an_upstream_that_refuses_is_logged_every_30_s(
+async def test_an_upstream_that_refuses_is_logged_every_30_s_and_another_refusal_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_s = [0.0]
@@ -182,6 +182,12 @@ async def test_an_upstream_that_refuses_is_logged_every_30_s(
     assert len(warned) == 2
     assert "this fetcher can serve nobody: relay.endpoint http://h:1: " in warned[0]
     assert "nobody listens" in warned[0]
+    refusal = Unsupported("it is a relay")
+    for now_s[0] in (31.0, 32.0):
+        await watch.look()
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(warned) == 3
+    assert "it is a relay" in warned[2]
     refusal = NotFound("", code="NoSuchBucket")
     await watch.look()
     assert watch.is_answering
