@@ -47,13 +47,18 @@ def test_a_slow_link_is_measured_by_a_plain_delivery_and_the_next_comes_encoded(
 def test_an_engine_that_computes_for_longer_than_the_link_takes_is_sent_plain_bytes(
     server: RunningServer,
 ) -> None:
-    with client_of(server, transport="body", encodings="auto") as client:
-        bucket = client.kv_bucket(BUCKET, LAYOUT)
-        assert not take(bucket, rate_bytes_per_s=SLOW_BYTES_PER_S)
-        layer_s = PAYLOAD_BYTES / LAYERS / SLOW_BYTES_PER_S
-        slow: dict[str, Any] = {"rate_bytes_per_s": SLOW_BYTES_PER_S}
-        assert not take(bucket, compute_window_s=2 * layer_s, **slow)
-        assert take(bucket, compute_window_s=layer_s / 10, **slow)
+    layer_s = PAYLOAD_BYTES / LAYERS / SLOW_BYTES_PER_S
+    slow: dict[str, Any] = {"rate_bytes_per_s": SLOW_BYTES_PER_S}
+    for is_last in (False, False, True):
+        with client_of(server, transport="body", encodings="auto") as client:
+            bucket = client.kv_bucket(BUCKET, LAYOUT)
+            assert not take(bucket, **slow)
+            came_encoded = take(bucket, compute_window_s=2 * layer_s, **slow)
+            if came_encoded and not is_last:  # a busy machine made the link seem even slower
+                continue
+            assert not came_encoded
+            assert take(bucket, compute_window_s=layer_s / 10, **slow)
+            return
 
 
 def test_a_target_of_the_callers_is_filled_either_way(server: RunningServer) -> None:

@@ -10,6 +10,7 @@ import pytest
 from objectcache import Client
 from tests.encoded_delivery.prefixes import BUCKET, DATA, KEYS, LAYOUT, ZSTD
 from tests.relay.relays import RunningRelay
+from tests.routes.routed import PATIENT_S
 from tests.servers import RunningServer
 
 
@@ -35,6 +36,7 @@ def test_every_byte_arrives_over_every_route(
         encodings=[ZSTD],
         relays=[relay.endpoint],
         route_bytes_min=0,
+        relay_timeout_s=PATIENT_S,
     ) as client:
         bucket = client.kv_bucket(BUCKET, LAYOUT)
         asked = f"relay:{relay.endpoint}" if route == "relay" else route

@@ -23,7 +23,6 @@ from tests.encoded_delivery.prefixes import BUCKET, DATA, KEYS, LAYOUT, client_o
 from tests.fetcher.fetchers import RunningFetcher
 from tests.fetcher.test_fetched_encodings import (
     BOUND_S,
-    RATE,
     change_byte_of_newest_layer,
     check,
     encoded_server,
@@ -31,20 +30,21 @@ from tests.fetcher.test_fetched_encodings import (
 from tests.integration.served import wait_until
 from tests.relay.relays import HAS_NIXL, NIXL, nothing_left
 from tests.relay.test_relay_ends import READER
+from tests.routes.routed import PATIENT_S
 from tests.servers import RunningServer
 
 LAYER_BYTES = DATA[:, 0].nbytes
 LAYERS_FIRST = DATA.transpose(1, 0, 2)
+RATE = 1 << 18  # of wire bytes: a layer takes 0.75 s
 ONE_REGION = f"relay.in_flight_bytes_max={PIECE_BYTES_MAX}"
 
 
 @contextmanager
-def workers_stopped(fetcher: RunningFetcher, queued_bytes: int) -> Generator[list[psutil.Process]]:
-    """They stand still until the block ends; it begins when so much waits for them."""
+def workers_stopped(fetcher: RunningFetcher) -> Generator[list[psutil.Process]]:
+    """They stand still until the block ends."""
     workers = fetcher.workers
     for worker in workers:
         worker.suspend()
-    fetcher.wait_queued(queued_bytes)
     yield workers
     for worker in workers:
         with suppress(psutil.NoSuchProcess):
@@ -62,15 +62,13 @@ def test_a_killed_worker_costs_a_delivery_nothing_and_what_comes_behind_its_job_
         fetcher.client(transport) as client,
     ):
         bucket = client.kv_bucket(BUCKET, LAYOUT)
-        with bucket.fetch(keys, delivery="layerwise", rate_bytes_per_s=RATE * 2 / 3) as delivery:
-            delivery.wait_layer(0)
-            with workers_stopped(fetcher, 2 * layer_bytes) as (first, second):
-                before = sum(fetcher.decoded_bytes.values())
-                second.resume()
-                wait_until(
-                    lambda: sum(fetcher.decoded_bytes.values()) > before, "the second one decodes"
-                )
-                first.kill()
+        with workers_stopped(fetcher) as (first, second):
+            delivery = bucket.fetch(keys, delivery="layerwise")
+            fetcher.wait_queued(2 * layer_bytes)
+            second.resume()
+            wait_until(lambda: sum(fetcher.decoded_bytes.values()) > 0, "the second one decodes")
+            first.kill()
+        with delivery:
             assert np.array_equal(delivery.wait(BOUND_S), LAYERS_FIRST[:, : len(keys)])
         wait_until(lambda: fetcher.samples()["fetcher_workers",] == 2, "a new worker comes")
         assert fetcher.samples()["fetcher_worker_deaths_total", "signal 9"] == 1
@@ -83,10 +81,12 @@ def test_a_client_goes_on_directly_where_its_fetcher_is_killed(
 ) -> None:
     with (
         RunningFetcher(encoded_server, tmp_path / "fetcher.log") as fetcher,
-        client_of(encoded_server, fetcher=fetcher.endpoint, transport="nixl") as client,
+        client_of(
+            encoded_server, fetcher=fetcher.endpoint, transport="nixl", relay_timeout_s=PATIENT_S
+        ) as client,
     ):
         bucket = client.kv_bucket(BUCKET, LAYOUT)
-        with bucket.fetch(KEYS, delivery="layerwise", rate_bytes_per_s=RATE * 4) as delivery:
+        with bucket.fetch(KEYS, delivery="layerwise", rate_bytes_per_s=RATE) as delivery:
             delivery.wait_layer(0)
             assert delivery.route == "relay:fetcher"
             fetcher.process.kill()
@@ -103,10 +103,11 @@ def test_a_byte_that_changes_fails_its_delivery_behind_the_layers_before_it(
         fetcher.client(transport) as client,
     ):
         bucket = client.kv_bucket(BUCKET, LAYOUT)
-        with bucket.fetch(KEYS, delivery="layerwise", rate_bytes_per_s=RATE) as delivery:
-            delivery.wait_layer(0)
-            with workers_stopped(fetcher, 3 * LAYER_BYTES):
-                chunk, layer = change_byte_of_newest_layer(fetcher)
+        with workers_stopped(fetcher):
+            delivery = bucket.fetch(KEYS, delivery="layerwise")
+            fetcher.wait_queued(3 * LAYER_BYTES)
+            chunk, layer = change_byte_of_newest_layer(fetcher)
+        with delivery:
             with pytest.raises(DeliveryFailed) as caught:
                 delivery.wait(BOUND_S)
             assert caught.value.details.layer == layer
@@ -133,11 +134,9 @@ def test_nothing_is_written_to_memory_that_the_engine_has_taken_back(
     ):
         bucket = client.kv_bucket(BUCKET, LAYOUT)
         target = client.fabric_target(DATA.nbytes)
-        fetch = bucket.fetch(KEYS, delivery="layerwise", target=target, rate_bytes_per_s=RATE * 4)
-        with fetch as delivery:
-            delivery.wait_layer(0)
-            for worker in fetcher.workers:
-                worker.suspend()
+        for worker in fetcher.workers:
+            worker.suspend()
+        with bucket.fetch(KEYS, delivery="layerwise", target=target):
             fetcher.wait_queued(LAYER_BYTES)
         with pytest.raises(InvalidRequest, match="in use"):
             target.claim(0.5)  # the get has not ended where the workers are
@@ -165,7 +164,7 @@ def test_an_engine_that_is_killed_leaves_its_region_to_the_next(
             "bucket": BUCKET,
             "layout": {name: getattr(LAYOUT, name) for name in LAYOUT.__struct_fields__},
             "keys": KEYS,
-            "rate": RATE,
+            "rate": RATE // 2,
         }
         engine = subprocess.Popen(
             [sys.executable, "-c", READER, json.dumps(how)], stdout=subprocess.PIPE

@@ -37,8 +37,6 @@ from tests.relay.relays import NIXL
 from tests.servers import RunningServer, start_server
 
 BOUND_S = 30.0
-# Of wire bytes: a layer takes 1.5 s, and three of six are to come when the workers stand still.
-RATE = 1 << 17
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +121,7 @@ def test_engines_that_ask_for_the_same_share_what_has_landed(
     encoded_server: RunningServer, tmp_path: Path
 ) -> None:
     with (
-        RunningFetcher(encoded_server, tmp_path / "fetcher.log") as fetcher,
+        RunningFetcher(encoded_server, tmp_path / "fetcher.log", "relay.hold_s=60") as fetcher,
         fetcher.client("shared_memory") as one,
         fetcher.client("shared_memory") as other,
         ThreadPoolExecutor(2) as threads,
@@ -208,11 +206,10 @@ def test_a_byte_that_changes_fails_its_delivery_with_the_chunk_and_no_other(
         fetcher.client("shared_memory") as other,
     ):
         bucket = client.kv_bucket(BUCKET, LAYOUT)
-        with bucket.fetch(KEYS, delivery="layerwise", rate_bytes_per_s=RATE) as delivery:
-            delivery.wait_layer(0)
-            for worker in fetcher.workers:
-                worker.suspend()
-            fetcher.wait_queued(3 * DATA[:, 0].nbytes)
+        for worker in fetcher.workers:
+            worker.suspend()
+        with bucket.fetch(KEYS, delivery="layerwise") as delivery:
+            fetcher.wait_queued(DATA.nbytes)
             chunk, layer = change_byte_of_newest_layer(fetcher)
             for worker in fetcher.workers:
                 worker.resume()
@@ -266,11 +263,10 @@ def test_a_client_has_what_was_damaged_in_the_fetcher_directly(
         ) as client,
     ):
         bucket = client.kv_bucket(BUCKET, LAYOUT)
-        with bucket.fetch(KEYS, delivery="layerwise", rate_bytes_per_s=RATE) as delivery:
-            delivery.wait_layer(0)
-            for worker in fetcher.workers:
-                worker.suspend()
-            fetcher.wait_queued(3 * DATA[:, 0].nbytes)
+        for worker in fetcher.workers:
+            worker.suspend()
+        with bucket.fetch(KEYS, delivery="layerwise") as delivery:
+            fetcher.wait_queued(DATA.nbytes)
             change_byte_of_newest_layer(fetcher)
             for worker in fetcher.workers:
                 worker.resume()

@@ -38,6 +38,7 @@ from tests.encoded_delivery.prefixes import (
     store_as,
 )
 from tests.fetcher.fetchers import RunningFetcher
+from tests.integration.served import wait_until
 from tests.relay.relays import NIXL, RunningRelay
 from tests.servers import RunningServer, start_server
 
@@ -164,7 +165,8 @@ def test_two_layouts_at_once_come_through_little_memory_and_over_a_workers_death
             begun.wait(BOUND_S)  # both are under way
             fetcher.workers[0].kill()
             assert [one.result() for one in fetches] == ["relay:fetcher"] * len(names)
-        assert fetcher.samples()["fetcher_worker_deaths_total", "signal 9"] == 1
+        deaths = ("fetcher_worker_deaths_total", "signal 9")
+        wait_until(lambda: fetcher.samples().get(deaths, 0) == 1, "the death is noticed")
         decoded = fetcher.decoded_bytes
         assert set(decoded) == {ZSTD, "plain"}
         assert sum(decoded.values()) == sum(stored_bytes.values())  # as they are stored

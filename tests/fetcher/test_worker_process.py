@@ -140,17 +140,20 @@ async def test_a_job_took_as_long_as_its_worker_was_at_it_whenever_its_end_is_he
 async def test_the_end_of_a_process_is_waited_for_beside_other_work_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker = WorkerProcess()
-    monkeypatch.setattr(worker_process, "END_S", 0.3)
-    ending = asyncio.create_task(worker.ended())  # nobody has killed it
-    turns = 0
-    while not ending.done():
-        await asyncio.sleep(0.01)
-        turns += 1
-    assert turns > 1
-    assert await ending == -signal.SIGKILL
-    worker.kill()
-    assert await worker.ended() == -signal.SIGKILL
+    for end_s in (0.3, 3.0, 20.0):  # in which a busy machine may let nothing else run
+        worker = WorkerProcess()
+        monkeypatch.setattr(worker_process, "END_S", end_s)
+        ending = asyncio.create_task(worker.ended())  # nobody has killed it
+        turns = 0
+        while not ending.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        assert await ending == -signal.SIGKILL
+        worker.kill()
+        assert await worker.ended() == -signal.SIGKILL
+        if turns > 1:
+            return
+    pytest.fail("nothing else ran")
 
 
 @pytest.mark.parametrize("encoding", ["", "planes-zstd"])
