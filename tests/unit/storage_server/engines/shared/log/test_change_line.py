@@ -16,7 +16,7 @@ from objectcache_storage_server.engines.shared.index.replayed_change import Repl
 from objectcache_storage_server.engines.shared.log import make_record
 from objectcache_storage_server.engines.shared.shared_catalog import UnknownOutcome
 from tests.unit.storage_server.engines.shared.catalogs import Server, soon, until
-from tests.unit.storage_server.engines.shared.log.held_appends import (
+from tests.unit.storage_server.engines.shared.held_appends import (
     TOO_LARGE_BYTES,
     HeldAppends,
 )

@@ -16,8 +16,8 @@ from objectcache_storage_server.engines.shared.index.replayed_change import Repl
 from objectcache_storage_server.engines.shared.index.version_rows import new_rows
 from objectcache_storage_server.engines.stores.memory_store import MemoryStoreState
 from tests.unit.storage_server.engines.shared.catalogs import Server, document_names, soon, until
+from tests.unit.storage_server.engines.shared.held_appends import HeldAppends
 from tests.unit.storage_server.engines.shared.log.conftest import Opened
-from tests.unit.storage_server.engines.shared.log.held_appends import HeldAppends
 
 T = TypeVar("T")
 
