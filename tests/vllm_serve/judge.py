@@ -15,6 +15,8 @@ class Judge:
     """Knows the right answer to every prompt, and computes it once."""
 
     def __init__(self, model: Path) -> None:
+        # Several threads wait for each other, which beside a vLLM takes them many times as long.
+        torch.set_num_threads(1)
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
         self._known: dict[tuple[int, ...], list[int]] = {}
 

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-READY_TIMEOUT_S = 240.0
+READY_TIMEOUT_S = 600.0  # on a quiet machine half a minute
 STOP_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 120.0
 POLL_S = 0.1

@@ -205,7 +205,8 @@ class Engines:
 
 
 def _environment(folder: Path, modules: Sequence[str], ranks: int) -> dict[str, str]:
-    """Caches in a folder of this server's own; nothing is asked of the hub.
+    """A home of this server's own; nothing is asked of the hub. What vLLM finds out of a kind of
+    model is kept for those after it: each would start one more process that imports all of vLLM.
 
     The model's threads are bound to the processors that this process may use: vLLM's own choice
     leaves some of them out. Several ranks share one: they wait for each other by
@@ -216,7 +217,7 @@ def _environment(folder: Path, modules: Sequence[str], ranks: int) -> dict[str, 
     of_each_rank = [",".join(processors)] if ranks == 1 else processors[:1] * ranks
     return own_environment(folder, modules) | {
         "HF_HUB_OFFLINE": "1",
-        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "VLLM_CACHE_ROOT": str(folder.parent / "cache"),
         "VLLM_CPU_KVCACHE_SPACE": str(KV_SPACE_GIB),
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(of_each_rank),
         "VLLM_NO_USAGE_STATS": "1",

@@ -14,7 +14,7 @@ from tests.vllm_serve.served_vllm import Engines, ServedVllm
 from tests.vllm_serve.store import Store
 from tests.vllm_serve.stored_answers import assert_found_again, store_answers
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 STEP_TOKENS = 96  # three blocks: a prompt takes many steps
 LONG = prompt(20, 3000)

@@ -13,7 +13,7 @@ from tests.vllm_serve.served_lmcache import CHUNK_TOKENS, ServedLMCache
 from tests.vllm_serve.served_vllm import Engines, Served
 from tests.vllm_serve.store import Store, wait_until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 BUCKET = "lmcache"
 

@@ -15,10 +15,11 @@ from tests.vllm_serve.served_vllm import Engines, Served, ServedVllm
 from tests.vllm_serve.store import Store, wait_until
 from tests.vllm_serve.stored_answers import assert_found_again, store_answers
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 TOKENS = 1500
-SLOW_GBPS = 0.04  # 5 MB/s: some seconds for a prompt
+SLOW_GBPS = 0.02  # 2.5 MB/s: some seconds for a prompt
+KILLED_GBPS = 0.008  # 1 MB/s: three seconds for a layer, so that the kill comes between two
 HELD_GBPS = 0.001  # minutes for one, unless it is let go
 LOAD_TIMEOUT_S = 300.0
 
@@ -103,6 +104,7 @@ def test_what_comes_slowly_is_parked_and_computed_when_the_store_is_killed(
         assert choosing.parked_hits == 0  # nothing was loaded before
         assert choosing.answer(two) == judge.answer(two)
         assert choosing.parked_hits == 1
+    with store.slow(KILLED_GBPS):
         asking = Asking(choosing, three)
         store.wait_delivering()
         store.server.kill_storage()

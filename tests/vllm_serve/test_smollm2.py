@@ -14,7 +14,7 @@ from tests.vllm_serve.smollm2 import write_smollm2
 from tests.vllm_serve.store import Store
 from tests.vllm_serve.stored_answers import store_answers
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 README = Path(__file__).parents[2] / "README.md"
 TEXT_CHARACTERS = 2500

@@ -11,7 +11,7 @@ from tests.vllm_serve.prompts import blocks_of, loadable_tokens, prompt
 from tests.vllm_serve.served_vllm import Engines, Served
 from tests.vllm_serve.store import Store
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 HOST_BYTES = 256 << 20
 

@@ -17,7 +17,7 @@ from tests.vllm_serve.store import Store
 from tests.vllm_serve.stored_answers import store_answers
 
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         os.environ.get("ENGINE_TESTS") != "full",
         reason="takes a minute: ENGINE_TESTS=full make test-engines",

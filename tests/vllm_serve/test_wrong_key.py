@@ -11,7 +11,7 @@ from tests.vllm_serve.prompts import prompt
 from tests.vllm_serve.served_vllm import Engines, Served
 from tests.vllm_serve.store import Store
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_with_a_wrong_secret_it_answers_stores_nothing_and_logs_the_code(
