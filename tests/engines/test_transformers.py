@@ -35,6 +35,7 @@ from objectcache.gpu.pieces import Pieces
 from objectcache.kv_bucket import KvBucket
 from tests.emulated_device import EmulatedDevice
 from tests.engines.delivery_traces import NewTraces
+from tests.engines.virtual_clock import VirtualClock
 from tests.integration.served import wait_until
 from tests.servers import RunningServer, start_server
 
@@ -249,7 +250,10 @@ def test_the_first_layer_is_computed_while_the_last_is_on_its_way(
         ]
         started_s = time.monotonic()
         with stored.bucket.fetch(
-            stored.keys, delivery="layerwise", rate_bytes_per_s=payload_bytes, transport=transport
+            stored.keys,
+            delivery="layerwise",
+            rate_bytes_per_s=payload_bytes // 5,
+            transport=transport,
         ) as delivery:
             cache = LayerwiseCache(stored.model.config, delivery, stored.bucket.layout)
             logits = stored.run(stored.suffix, cache)
@@ -277,9 +281,10 @@ def test_a_prefix_comes_over_the_transport_that_is_chosen(
 
 
 def test_a_fetch_has_the_window_of_its_prefill_and_reports_what_it_took(
-    server: RunningServer,
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefills of several lengths, the first ones without anything stored."""
+    clock = VirtualClock(monkeypatch)
     with client_of(server) as client:
         stored = Stored(client, torch.float32, "t-timed")
         timings = LayerTimings(stored.model)
@@ -287,21 +292,20 @@ def test_a_fetch_has_the_window_of_its_prefill_and_reports_what_it_took(
         took_s: list[float] = []
         tokens = prompt_of(300)
         shapes = ((0, 200), (0, 60), (12, 90), (24, 210), (16, 80), (24, 70))
-        with slow_layers(stored.model) as layers_s:
+        with slow_layers(stored.model, clock):
             for chunks, computed in shapes:
                 prompt_tokens = chunks * CHUNK_TOKENS + computed
-                layers_s.clear()
                 with timings.fetch(stored.bucket, stored.keys[:chunks], prompt_tokens) as delivery:
                     layout = stored.bucket.layout
                     cache = LayerwiseCache(stored.model.config, delivery, layout, timings)
                     stored.run(tokens[:, :computed], cache)
                 if chunks:
-                    took_s.append(statistics.median(layers_s))
+                    took_s.append(layer_s(computed))
         consumed = traces.all_consumed(len(took_s))
         for trace, measured_s in list(zip(consumed, took_s, strict=True))[1:]:
             assert trace.window_source == "descriptor"
-            assert trace.compute_window_s == pytest.approx(measured_s, rel=0.2)
-            assert trace.reported_window_s == pytest.approx(measured_s, rel=0.2)
+            assert trace.compute_window_s == pytest.approx(measured_s, rel=0.05)
+            assert trace.reported_window_s == pytest.approx(measured_s)
         with pytest.raises(InvalidRequest, match="leaves nothing to compute"):
             timings.fetch(stored.bucket, stored.keys[:2], 2 * CHUNK_TOKENS)
 
@@ -374,29 +378,21 @@ def gpu_layer_s(model: Any, tokens: Any, cache: Any) -> float:
     return statistics.median([float(begin.elapsed_time(end)) / 1e3 for begin, end in pairs])
 
 
+def layer_s(tokens: int) -> float:
+    """What a layer takes the model of `slow_layers`."""
+    return 0.060 + 0.000_4 * tokens
+
+
 @contextmanager
-def slow_layers(model: Any) -> Iterator[list[float]]:
-    """Every layer takes so much longer that what else goes on in the machine is little beside it;
-    gives the time of each layer that was run. Torch has one thread meanwhile: several wait for
-    each other, which on a busy machine takes them a hundred times as long as the model.
-    """
-    begun_s: list[float] = []
-    took_s: list[float] = []
-    hooks: list[Any] = []
-
-    def take_time(_: Any, states: tuple[Any]) -> None:
-        time.sleep(0.060 + 0.000_4 * states[0].shape[1])
-
-    for layer in model.model.layers:
-        hooks += [
-            layer.register_forward_pre_hook(lambda *_: begun_s.append(time.monotonic())),
-            layer.mlp.register_forward_pre_hook(take_time),
-            layer.register_forward_hook(lambda *_: took_s.append(time.monotonic() - begun_s.pop())),
-        ]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield took_s
-    torch.set_num_threads(threads)
+def slow_layers(model: Any, clock: VirtualClock) -> Iterator[None]:
+    """Every layer takes a known time."""
+    hooks = [
+        layer.mlp.register_forward_pre_hook(
+            lambda _, states: clock.sleep(layer_s(states[0].shape[1]))
+        )
+        for layer in model.model.layers
+    ]
+    yield
     for hook in hooks:
         hook.remove()
 
@@ -505,7 +501,7 @@ def test_a_server_that_dies_between_two_layers_raises_out_of_the_model(
 
         hook = stored.model.model.layers[0].register_forward_hook(kill)
         with pytest.raises(DeliveryFailed) as failure:
-            stored.reused(delivery="layerwise", rate_bytes_per_s=payload_bytes // 4)
+            stored.reused(delivery="layerwise", rate_bytes_per_s=payload_bytes // 8)
         hook.remove()
         assert killed
         assert failure.value.details.layer in range(1, LAYERS)
