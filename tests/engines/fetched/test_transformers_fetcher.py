@@ -10,7 +10,7 @@ import torch
 
 from examples import transformers_prefix_reuse
 from tests.encoded_delivery.prefixes import ZSTD
-from tests.engines.fetched.encoded_bucket import PATIENCE_S, encoded_server
+from tests.engines.fetched.encoded_bucket import encoded_server
 from tests.engines.test_transformers import Stored, client_of
 from tests.fetcher.fetchers import RunningFetcher
 
@@ -25,7 +25,7 @@ def test_layers_over_a_fetcher_give_the_logits_of_local_reuse(
         RunningFetcher(server, tmp_path / "fetcher.log") as fetcher,
     ):
         endpoint = fetcher.endpoint
-        with client_of(server, fetcher=endpoint, relay_timeout_s=PATIENCE_S) as client:
+        with client_of(server, fetcher=endpoint) as client:
             stored = Stored(client, torch.bfloat16, BUCKET)
             logits, _ = stored.reused(delivery="layerwise")
             assert torch.equal(logits, stored.run(stored.suffix, copy.deepcopy(stored.local)))

@@ -17,10 +17,9 @@ import pytest
 from objectcache.connectors.vllm.plans import LoadPlan
 from objectcache.connectors.vllm.worker.beside_copies import _BufferedLoad
 from objectcache.deliveries.delivery import Delivery
-from objectcache.routes import client_routes
 from objectcache_schemas.errors import InvalidRequest
 from tests.encoded_delivery.prefixes import ZSTD
-from tests.engines.fetched.encoded_bucket import NO_FETCHER, PATIENCE_S, Decoded, encoded_server
+from tests.engines.fetched.encoded_bucket import NO_FETCHER, Decoded, encoded_server
 from tests.engines.test_vllm_connector import (
     BLOCK_BYTES,
     BUCKET,
@@ -199,9 +198,8 @@ def test_encodings_are_refused_beside_a_copier(start: StartEngine, copied: Copie
 
 
 def test_a_fetcher_that_is_killed_in_the_middle_of_a_load_costs_no_block(
-    tmp_path: Path, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: StartEngine
 ) -> None:
-    monkeypatch.setattr(client_routes, "SILENCE_S_MIN", PATIENCE_S)
     tokens, later = prompt(1130, 1000), prompt(1131, 100)
     with (
         encoded_server(tmp_path / "data", BUCKET, f"scheduler.cap_gbps={SLOW_GBPS}") as own,

@@ -6,6 +6,7 @@ and an engine without the setting finds nothing of it.
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def block(engine: Engine, request: Any, number: int, layer: int, latent: bool) -
 def test_blocks_hold_what_the_dtype_gives_of_what_was_computed(
     start: StartEngine, word: str, load_mode: str
 ) -> None:
-    tokens = prompt(hash((word, load_mode)) % 2**32, 100)
+    tokens = prompt(zlib.crc32(f"{word} {load_mode}".encode()), 100)
     stored_by_another(start, tokens, lossy=word)
     second = start("BLNHC", lossy=word, load_mode=load_mode)
     request = second.add("again", tokens)
@@ -115,7 +116,8 @@ def test_a_fetcher_dequantises_what_the_engine_loads(
         raise AssertionError("the engine's process dequantises")
 
     with RunningFetcher(server, tmp_path / "fetcher.log") as fetcher:
-        second = start(lossy="q8", fetcher=fetcher.endpoint, load_timeout_s=60.0, timeout_s=60.0)
+        patience = dict.fromkeys(("load_timeout_s", "timeout_s", "relay_timeout_s"), 60.0)
+        second = start(lossy="q8", fetcher=fetcher.endpoint, **patience)
         with monkeypatch.context() as patched:
             patched.setattr(LossyDtype, "dequantise", refuse)
             request = second.add("again", tokens)
