@@ -15,7 +15,7 @@ from objectcache_fabrics.nixl.agent import library
 from tests.servers import RunningServer
 
 Bytes = npt.NDArray[np.uint8]
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 REGION_BYTES = 1 << 30  # of an object, whose size NIXL does not know
 
 

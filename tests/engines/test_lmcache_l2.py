@@ -27,9 +27,10 @@ from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.storage_manager import StorageManager
 
 from objectcache import Client, InvalidRequest
+from objectcache.connectors.store.configuration import LOOKUP_TIMEOUT_S
 from tests.engines.delivery_traces import NewTraces
 from tests.engines.lmcache_parts import EngineSide, contents, engine_side, release
-from tests.servers import RunningServer, start_server
+from tests.servers import RunningServer, start_server, stop_whole
 
 BUCKET = "lmcache-l2"
 MODEL = "meta-llama/Llama-3.1-8B"
@@ -69,6 +70,7 @@ def config_of(server: RunningServer, **params: Any) -> Any:
             "endpoint": server.endpoint,
             "bucket": BUCKET,
             "credentials_file": str(server.credentials_file),
+            "lookup_timeout_s": 20.0,  # above any wait that a busy machine causes
             **params,
         },
     }
@@ -313,8 +315,9 @@ def test_when_the_server_dies_every_task_fails_within_the_timeout_and_close_retu
     with engine_side({}, shape=BIG) as engine, start_server(tmp_path / "data") as mortal:
         make_bucket(mortal)
         memory_objs = engine.chunks(16)
-        with adapter_of(mortal, timeout_s=5) as adapter:
+        with adapter_of(mortal) as adapter:
             assert stored(adapter, keys, memory_objs).is_successful()
+        with adapter_of(mortal, timeout_s=5) as adapter:
             task = adapter.submit_load_task(keys, memory_objs)
             mortal.kill_storage()
             mortal.kill_gateway()
@@ -334,11 +337,12 @@ def test_a_server_that_is_stopped_fails_lookups_in_a_moment_and_then_at_once(
     with (
         engine_side({}, shape=SHAPE) as engine,
         start_server(tmp_path / "data") as running,
-        adapter_of(running) as adapter,  # with a timeout_s of a minute
+        # With a timeout_s of a minute.
+        adapter_of(running, lookup_timeout_s=LOOKUP_TIMEOUT_S) as adapter,
     ):
         memory_objs = engine.chunks(2)
         assert stored(adapter, keys, memory_objs).is_successful()
-        os.kill(running.storage_pid, signal.SIGSTOP)
+        stop_whole(running.storage_pid)
         try:
             for _ in range(100):
                 assert looked_up(adapter, keys, layout_of(engine)) == []

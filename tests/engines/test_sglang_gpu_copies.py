@@ -28,9 +28,10 @@ from tests.engines.test_sglang_linker import (
     pool_of,
     same,
     slots,
+    store,
     transfer,
 )
-from tests.servers import RunningServer, start_server
+from tests.servers import RunningServer, start_server, stop_whole
 
 
 class Begun:
@@ -168,10 +169,10 @@ def test_a_server_that_stops_answering_fails_a_load_and_nothing_is_on_its_way_th
     own_server: RunningServer, begun: Begun
 ) -> None:
     pool = pool_of("mha")
-    linker = linker_of(own_server, pool, "m/gpu-stopped", timeout_s=1.0, gpu_copies="on")
     keys = hashes("d", 1)
-    assert offload(linker, keys, slots(0))
-    os.kill(own_server.storage_pid, signal.SIGSTOP)
+    store(own_server, pool, "m/gpu-stopped", keys, slots(0))
+    linker = linker_of(own_server, pool, "m/gpu-stopped", timeout_s=1.0, gpu_copies="on")
+    stop_whole(own_server.storage_pid)
     try:
         assert not load(linker, (keys, slots(10)))
     finally:

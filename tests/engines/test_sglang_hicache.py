@@ -15,11 +15,12 @@ import pytest
 from objectcache.client import Client
 from objectcache.connectors.sglang import page_store
 from objectcache.connectors.sglang.served_model import KV_ARGUMENTS
+from objectcache.connectors.store.configuration import LOOKUP_TIMEOUT_S
 from objectcache.errors import AccessDenied, Conflict, InvalidRequest, Unavailable
 from objectcache_schemas.layout import KvLayout
 from tests.engines import sglang_on_cpu
 from tests.engines.delivery_traces import NewTraces
-from tests.servers import RunningServer, start_server
+from tests.servers import RunningServer, start_server, stop_whole
 
 sglang_on_cpu.prepare()
 
@@ -65,6 +66,7 @@ def extra_config(server: RunningServer, **changes: Any) -> dict[str, Any]:
         "endpoint": server.endpoint,
         "bucket": BUCKET,
         "credentials_file": str(server.credentials_file),
+        "lookup_timeout_s": 20.0,  # above any wait that a busy machine causes
         **changes,
     }
 
@@ -441,10 +443,13 @@ def test_a_dead_server_is_misses_in_bounded_time_and_its_pages_survive(
     own_server: RunningServer,
 ) -> None:
     pool = pool_of("mha", "page_head")
-    settings = config(extra_config(own_server, timeout_s=2.0), "m/dead")
-    backend = backend_of(settings, pool)
+    patient = config(extra_config(own_server), "m/dead")
     keys = hashes("k", 2)
-    assert backend.batch_set_v1(keys, slots(0, 1)) == [True, True]
+    first = backend_of(patient, pool)
+    assert first.batch_set_v1(keys, slots(0, 1)) == [True, True]
+    first.close()
+    settings = config(extra_config(own_server, timeout_s=2.0, lookup_timeout_s=2.0), "m/dead")
+    backend = backend_of(settings, pool)
     own_server.kill_storage()
     own_server.kill_gateway()
     before = np.frombuffer(chunk(pool, 5), np.uint8).copy()
@@ -452,14 +457,14 @@ def test_a_dead_server_is_misses_in_bounded_time_and_its_pages_survive(
     assert backend.batch_get_v1(keys, slots(5, 6)) == [False, False]
     assert backend.batch_exists(keys) == 0
     assert backend.batch_set_v1(keys, slots(0, 1)) == [False, False]
-    assert time.monotonic() - started_s < 30  # a bound, not a measurement
+    assert time.monotonic() - started_s < 60  # a bound, not a measurement
     assert np.array_equal(np.frombuffer(chunk(pool, 5), np.uint8), before)
     backend.close()
     with pytest.raises(Unavailable):
         backend_of(settings, pool)
     own_server.restart_storage()
     own_server.restart_gateway()
-    again = backend_of(settings, pool)
+    again = backend_of(patient, pool)
     assert again.batch_get_v1(keys, slots(5, 6)) == [True, True]
     assert chunk(pool, 5) == chunk(pool, 0)
     again.close()
@@ -471,7 +476,8 @@ def test_a_server_that_is_stopped_costs_lookups_a_moment_and_then_nothing(
 ) -> None:
     pool = pool_of("mha", "page_head")
     # What is not bounded by the lookups' own timeout would be seen to hang.
-    backend = backend_of(config(extra_config(own_server, timeout_s=600.0), "m/stopped"), pool)
+    extra = extra_config(own_server, timeout_s=3600.0, lookup_timeout_s=LOOKUP_TIMEOUT_S)
+    backend = backend_of(config(extra, "m/stopped"), pool)
     keys = hashes("m", 2)
     assert backend.batch_set_v1(keys, slots(0, 1)) == [True, True]
     store = backend._pools["kv"].store
@@ -484,12 +490,12 @@ def test_a_server_that_is_stopped_costs_lookups_a_moment_and_then_nothing(
 
     monkeypatch.setattr(store.bucket, "match", counting)
     pid = own_server.storage_pid if stopped == "storage" else own_server.gateway_pid
-    os.kill(pid, signal.SIGSTOP)
+    stop_whole(pid)
     try:
         assert [backend.batch_exists(keys) for _ in range(50)] == [0] * 50
         assert backend.batch_get_v1(keys, slots(5, 6)) == [False, False]
         assert backend.batch_set_v1(keys, slots(0, 1)) == [False, False]
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert len(asked) <= 3, "a server that is stopped is asked again after a pause alone"
+    assert 1 <= len(asked) <= 3, "a server that is stopped is asked again after a pause alone"
     backend.close()

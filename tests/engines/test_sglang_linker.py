@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from objectcache.connectors.sglang.settings import LOADS_MAX
+from objectcache.connectors.store.configuration import LOOKUP_TIMEOUT_S
 from objectcache.errors import InvalidRequest
 from tests.engines import sglang_on_cpu
-from tests.servers import RunningServer, start_server
+from tests.servers import RunningServer, start_server, stop_whole
 
 sglang_on_cpu.prepare()
 
@@ -52,6 +53,7 @@ def linker_of(server: RunningServer, pool: Any, model: str, **changes: Any) -> A
             "endpoint": server.endpoint,
             "bucket": "linked",
             "credentials_file": str(server.credentials_file),
+            "lookup_timeout_s": 20.0,  # above any wait that a busy machine causes
             **changes,
         },
     }
@@ -106,6 +108,13 @@ def offload(linker: Any, keys: list[str], where: torch.Tensor) -> bool:
     assert linker.num_completed_offloads() == 1
     stored: bool = linker.pop_completed_offload()
     return stored
+
+
+def store(server: RunningServer, pool: Any, model: str, keys: list[str], where: Any) -> None:
+    """Have pages stored by a linker that waits as long as that takes."""
+    linker = linker_of(server, pool, model)
+    assert offload(linker, keys, where)
+    linker.close()
 
 
 @pytest.mark.parametrize("kind", ["mha", "mla"])
@@ -318,11 +327,11 @@ def test_a_server_killed_during_a_load_fails_it_and_later_lookups_are_misses(
     own_server: RunningServer,
 ) -> None:
     pool = pool_of("mha")
-    linker = linker_of(own_server, pool, "m/killed", timeout_s=3.0)
     keys = hashes("f", 2)
-    assert offload(linker, keys, slots(0, 1))
+    store(own_server, pool, "m/killed", keys, slots(0, 1))
+    linker = linker_of(own_server, pool, "m/killed", timeout_s=3.0)
     before = contents(pool, slots(10, 11))
-    os.kill(own_server.storage_pid, signal.SIGSTOP)  # so that the load is under way when it dies
+    stop_whole(own_server.storage_pid)  # so that the load is under way when it dies
     linker.load("r", transfer(keys, slots(10, 11)))
     index = linker.start_layer_wise_loading()
     own_server.kill_storage()
@@ -343,10 +352,10 @@ def test_a_server_that_stops_answering_fails_a_load_within_the_timeout(
     own_server: RunningServer,
 ) -> None:
     pool = pool_of("mha")
-    linker = linker_of(own_server, pool, "m/stopped", timeout_s=1.0)
     keys = hashes("h", 1)
-    assert offload(linker, keys, slots(0))
-    os.kill(own_server.storage_pid, signal.SIGSTOP)
+    store(own_server, pool, "m/stopped", keys, slots(0))
+    linker = linker_of(own_server, pool, "m/stopped", timeout_s=1.0)
+    stop_whole(own_server.storage_pid)
     try:
         linker.load("r", transfer(keys, slots(10)))
         index = linker.start_layer_wise_loading()
@@ -360,15 +369,17 @@ def test_the_scheduler_does_not_wait_for_a_server_that_is_stopped(
     own_server: RunningServer,
 ) -> None:
     pool = pool_of("mha")
-    linker = linker_of(own_server, pool, "m/lookups", timeout_s=600.0)
+    linker = linker_of(
+        own_server, pool, "m/lookups", timeout_s=3600.0, lookup_timeout_s=LOOKUP_TIMEOUT_S
+    )
     keys = hashes("i", 1)
     assert offload(linker, keys, slots(0))
-    os.kill(own_server.storage_pid, signal.SIGSTOP)
+    stop_whole(own_server.storage_pid)
     try:
-        # Each would take 600 s but for the lookups' own timeout, most half a second but for the
+        # Each would take an hour but for the lookups' own timeout, most half a second but for the
         # pause.
         assert [linker.lookup("r", transfer(keys)) for _ in range(200)] == [[]] * 200
-        assert linker._stores.outage.failure_count <= 3
+        assert 1 <= linker._stores.outage.failure_count <= 3
     finally:
         os.kill(own_server.storage_pid, signal.SIGCONT)
     linker.close()

@@ -59,6 +59,7 @@ class Engine:
                 "endpoint": server.endpoint,
                 "bucket": "tree",
                 "credentials_file": str(server.credentials_file),
+                "lookup_timeout_s": 20.0,  # above any wait that a busy machine causes
             },
         }
         self.linker = create_unified_cache_linker(

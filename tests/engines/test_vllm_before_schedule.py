@@ -34,7 +34,7 @@ from tests.engines.test_vllm_connector import (
 )
 from tests.engines.test_vllm_shared_failures import wrong_now
 from tests.engines.vllm_engine import BLOCK_TOKENS, Engine, EngineConfigs
-from tests.servers import RunningServer, running_server
+from tests.servers import RunningServer, running_server, stop_whole
 
 SHARED = 320
 BLOCKS = SHARED // BLOCK_TOKENS
@@ -320,7 +320,7 @@ def test_a_server_that_stands_still_is_not_waited_for_longer_than_said(
     with running_server(tmp_path / "data") as server:
         stored_by_another(start, tokens, on=server)
         second = start_before(on=server, load_timeout_s=0.2)
-        second.before_loads = lambda: os.kill(server.gateway_pid, signal.SIGSTOP)
+        second.before_loads = lambda: stop_whole(server.gateway_pid)
         try:
             request = second.add("again", tokens)
             run(second)
