@@ -17,7 +17,7 @@ from pathlib import Path
 
 READY_TIMEOUT_S = 600.0  # on a quiet machine half a minute
 STOP_TIMEOUT_S = 30.0
-ANSWER_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 300.0
 POLL_S = 0.1
 LOG_TAIL_BYTES = 12_000
 
