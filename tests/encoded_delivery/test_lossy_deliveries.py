@@ -147,8 +147,9 @@ def test_numbers_that_no_dtype_holds_and_other_shapes_store_nothing(
         keys = bucket.chunk_keys(TOKENS)
         infinite = DATA.copy()
         infinite[3, 2, :2] = (0x80, 0x7F)
-        with pytest.raises(InvalidRequest, match="not finite"):
-            bucket.put(keys, infinite)
+        for chunks in (infinite, list(infinite)):
+            with pytest.raises(InvalidRequest, match=r"chunk 3, layer 2: .*not finite"):
+                bucket.put(keys, chunks)
         with pytest.raises(InvalidRequest, match="the layout needs uint8"):
             bucket.put(keys, DATA[:, :, : SLICE_BYTES // 2])
         with pytest.raises(InvalidRequest, match="slices of"):

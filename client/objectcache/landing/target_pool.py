@@ -195,7 +195,10 @@ class TargetPool:
         return fits()
 
     def _why_full(self, file_bytes: int) -> str:
-        remedy = "drop them or copy what is needed of them"
+        remedy = (
+            "drop them, copy what is needed of them, or fetch with transport='body', which takes "
+            "memory of its own"
+        )
         if self._region_count >= REGIONS_MAX:
             return (
                 f"arrays of {self._region_count} earlier deliveries are in use, and a client has "

@@ -30,7 +30,7 @@ def quantised_chunks(chunks: Any, stored: tuple[int, int, int], lossy: LossyDtyp
         slices = np.frombuffer(part, np.uint8).reshape(-1, *model[1:])
         end = begin + len(slices)
         for layer in range(layers):
-            quantised[begin:end, layer] = lossy.quantise(slices[:, layer], layer)
+            quantised[begin:end, layer] = lossy.quantise(slices[:, layer], layer, begin)
         begin = end
     return quantised
 

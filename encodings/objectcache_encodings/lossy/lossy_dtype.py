@@ -38,15 +38,23 @@ class LossyDtype(ABC):
     def error_bound(self, floats: Floats, layer: int) -> Floats:
         """How far each number of a slice may be off, before it is rounded to the model's type."""
 
-    def quantise(self, slices: npt.NDArray[np.uint8], layer: int) -> npt.NDArray[np.uint8]:
-        """Slices uint8[n, shape.slice_bytes] of one layer as uint8[n, slice_bytes].
+    def quantise(
+        self, slices: npt.NDArray[np.uint8], layer: int, first_chunk: int = 0
+    ) -> npt.NDArray[np.uint8]:
+        """Slices uint8[n, shape.slice_bytes] of one layer as uint8[n, slice_bytes]; they are of
+        chunks in a row, of which `first_chunk` is the first.
 
-        Raises `InvalidRequest` for other shapes, and for numbers that are not finite.
+        Raises `InvalidRequest` for other shapes, and for numbers that are not finite, with the
+        chunk that has them.
         """
         _check("slices", slices, (self.shape.slice_bytes,))
         quantised = np.empty((len(slices), self.slice_bytes), np.uint8)
-        for slice_, place in zip(slices, quantised, strict=True):
-            self._quantise(self.shape.to_floats(slice_), layer, place)
+        for chunk, (slice_, place) in enumerate(zip(slices, quantised, strict=True), first_chunk):
+            try:
+                floats = self.shape.to_floats(slice_)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"chunk {chunk}, layer {layer}: {error.message}") from error
+            self._quantise(floats, layer, place)
         return quantised
 
     def dequantise(
