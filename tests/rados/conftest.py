@@ -1,4 +1,7 @@
-"""A Ceph of two OSDs whose parts are stopped and killed, and stores on it."""
+"""A Ceph of two OSDs whose parts are stopped and killed, and stores on it.
+
+It ends with the last test of this folder: idle, it takes a tenth of a core.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def within(seconds: float = 60.0) -> float:
     return time.monotonic() + seconds
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[CephCluster]:
     reason = reason_to_skip()
     if reason:
