@@ -73,6 +73,7 @@ from objectcache_schemas.operators.server_state import Health
 REST_KEEPING_BYTES_MAX = 64 << 10
 # A connection that is idle for so long while the gateway drains is not about to be used.
 QUIET_S = 0.25
+TURNS = 10  # of the event loop; what has arrived is read in one, and its handling begins soon after
 NO_FAULT_STATUSES = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.SERVICE_UNAVAILABLE)
 
 logger = logging.getLogger("objectcache.gateway.server")
@@ -226,8 +227,13 @@ class Gateway:
                 async with asyncio.timeout(QUIET_S):
                     await self._request_begun.wait()
             except TimeoutError:
-                # Where this process stood still, requests wait that it has not read.
-                if loop.time() < began_s + 2 * QUIET_S and self._none_in_flight.is_set():
+                # Where this process stood still, so may have clients: they are given another while.
+                is_late = loop.time() >= began_s + 2 * QUIET_S
+                # The loop looks at the time before it reads what arrived while it did not turn.
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+                is_quiet = self._none_in_flight.is_set() and not self._request_begun.is_set()
+                if is_quiet and not is_late:
                     return
             await self._none_in_flight.wait()
 
