@@ -4,9 +4,12 @@ and what was made private is private everywhere when the answer comes.
 
 from __future__ import annotations
 
+import contextlib
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,10 @@ from objectcache_schemas.messages.handshake import Done
 from objectcache_schemas.messages.reads import Object, StatObject
 from objectcache_schemas.messages.writes import ReplaceAttributes
 from objectcache_schemas.records import BucketConfiguration, EtagMode
+from objectcache_storage_server.accounts.directory import FOLLOWED_TIMEOUT_S
 from tests.admin_server import AdminServed
 from tests.integration.fleet import RunningFleet
-from tests.integration.served import BOUND_S
+from tests.integration.served import BOUND_S, wait_until
 from tests.s3_clients import call, s3_client, send
 from tests.servers import running_server
 from tests.storage_client import StorageClient
@@ -129,6 +133,47 @@ def test_a_list_made_private_is_in_force_in_every_gateway_when_the_answer_comes(
             owner.put_bucket_acl(Bucket="bucket", ACL="private")
             assert [listed(each, "bucket") for each in fleet.endpoints] == [403] * 3
         owner.close()
+
+
+def test_a_rule_of_a_bucket_is_in_force_in_every_gateway_when_the_answer_comes(
+    tmp_path: Path,
+) -> None:
+    """Gateways keep what they know of a bucket, unlike its list, which they ask for each time."""
+    with RunningFleet(tmp_path, 1, gateways=3) as fleet, contextlib.ExitStack() as closing:
+        clients = [
+            closing.enter_context(contextlib.closing(s3)) for s3 in map(fleet.s3, fleet.endpoints)
+        ]
+        owner = clients[0]
+        owner.create_bucket(Bucket="bucket")
+        owner.put_object(Bucket="bucket", Key="key", Body=b"data")
+        rule = {
+            "ID": "all",
+            "Status": "Enabled",
+            "Filter": {"Prefix": ""},
+            "Expiration": {"Days": 1},
+        }
+
+        def all_find(expires: bool) -> bool:
+            heads = [each.head_object(Bucket="bucket", Key="key") for each in clients]
+            return ["Expiration" in head for head in heads] == [expires] * 3
+
+        judged = 0
+        for number in range(ROUNDS):
+            expires = number % 2 == 0
+            assert all_find(not expires)
+            begun_s = time.monotonic()
+            if expires:
+                owner.put_bucket_lifecycle_configuration(
+                    Bucket="bucket", LifecycleConfiguration={"Rules": [rule]}
+                )
+            else:
+                owner.delete_bucket_lifecycle(Bucket="bucket")
+            if time.monotonic() - begun_s < FOLLOWED_TIMEOUT_S:
+                assert all_find(expires)
+                judged += 1
+            else:  # one that a busy machine kept from hearing of it was waited for no longer
+                wait_until(partial(all_find, expires), "all gateways to hear of it")
+        assert judged
 
 
 def listed(endpoint: str, bucket: str) -> int:
