@@ -110,7 +110,9 @@ async def accept(
 
 
 def _notice_end(connected: socket.socket) -> None:
-    """Have the connection end within a minute of its client's host."""
+    """Have a connection that is silent end within a minute of its client's host. What was sent and
+    is not acknowledged is tried for as long as the system does, and the bounds of its request hold.
+    """
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASKED_EVERY_S)

@@ -1,5 +1,6 @@
 """Replaying against a store in memory: hits, bytes, times, errors."""
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -129,8 +130,10 @@ def test_a_request_is_due_at_its_place_in_the_trace_divided_by_the_speed() -> No
 
 def test_a_paced_replay_takes_as_long_as_the_trace_says() -> None:
     requests = [request(1), request(1, timestamp=50)]
+    begun_s = time.monotonic()
     outcomes = replay_all(Replay(MemoryBucket(), LAYOUT), requests, concurrency=1, speed=1)
     assert outcomes[1].matched_blocks == 1
+    assert outcomes[1].begun_s - begun_s > 0.049  # less what a timer may round off
     assert all(outcome.late_s < 60 for outcome in outcomes)
 
 
