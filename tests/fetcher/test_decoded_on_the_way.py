@@ -45,10 +45,12 @@ def workers_stopped(fetcher: RunningFetcher) -> Generator[list[psutil.Process]]:
     workers = fetcher.workers
     for worker in workers:
         worker.suspend()
-    yield workers
-    for worker in workers:
-        with suppress(psutil.NoSuchProcess):
-            worker.resume()
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                worker.resume()
 
 
 @pytest.mark.parametrize("transport", ["body", NIXL])
