@@ -29,7 +29,7 @@ from tests.relay.relays import (
 from tests.servers import RunningServer
 from tests.storage_client import StorageClient
 
-ATTEMPTS = 20  # to come while something arrives
+ATTEMPTS = 5  # to come while something arrives
 CAP_GBPS = 0.02  # a payload takes 1.3 s to arrive
 HELD = ("relay.metrics_listen=127.0.0.1:0", "relay.hold_s=60")
 PAYLOAD = CHUNKS.transpose(1, 0, 2)

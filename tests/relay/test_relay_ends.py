@@ -32,7 +32,7 @@ from tests.relay.relays import (
 )
 from tests.servers import RunningServer
 
-ATTEMPTS = 20  # to kill a relay in the middle of a delivery
+ATTEMPTS = 5  # to kill a relay in the middle of a delivery
 
 
 @pytest.mark.parametrize("transport", ["body", "shared_memory", NIXL])

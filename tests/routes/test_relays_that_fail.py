@@ -31,7 +31,7 @@ from tests.servers import RunningServer, standing_still
 Relays = tuple[RunningRelay, RunningRelay]
 TRANSPORTS = ["body", "shared_memory", NIXL]
 SLOW = 3 * SLOW_BYTES_PER_S  # a layer takes 0.13 s
-ATTEMPTS = 20  # to stop a relay in the middle of a delivery
+ATTEMPTS = 5  # to stop a relay in the middle of a delivery
 
 
 def has_brought_all(delivery: Delivery) -> bool:
