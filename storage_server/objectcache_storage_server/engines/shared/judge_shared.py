@@ -36,7 +36,7 @@ from objectcache_storage_server.engines.shared.versions import (
 
 NewShared = NewObject[SharedStaged]
 
-QUOTA_ATTEMPTS_MAX = 3
+QUOTA_ATTEMPTS_MAX = 6  # each after others took the room that was made
 QUOTA_EXCEEDED = "QuotaExceeded"
 ATTEMPTS_MAX = 8  # each after somebody else stored other versions of the same keys
 
@@ -63,12 +63,12 @@ class SharedCommit:
         self,
         catalog: SharedCatalog,
         hash_stored: Callable[[SharedVersion, int], array[int]],
-        make_room_in: Callable[[BucketRow, int, float], None],
+        make_room_in: Callable[[BucketRow, int, float, int], bool],
         new: Sequence[NewShared],
         condition: Condition,
     ) -> None:
         """For `hash_stored` see `CommitJudge`. `make_room_in` evicts from a bucket what its quota
-        wants gone before it grows, until a deadline.
+        wants gone before it grows, until a deadline, and some bytes more; whether there was room.
         """
         self.judge = CommitJudge[SharedStaged, SharedVersion](new, condition, self._hash_stored)
         self._catalog = catalog
@@ -85,19 +85,26 @@ class SharedCommit:
         """Store durably what `judge_first` found to be stored; all its bytes are in the store by
         now, so that its bucket makes room for nothing in vain. Raises as `Engine.commit` says.
         """
-        refusals_left = QUOTA_ATTEMPTS_MAX
+        refusals = 0
         for _ in range(ATTEMPTS_MAX):
             verdict = self._verdict
             assert verdict is not None, "carried out before it was judged"
-            self._make_room_in(verdict.bucket, verdict.growth_bytes, deadline_s)
+            growth_bytes = verdict.growth_bytes
+            spare_bytes = growth_bytes * ((1 << refusals) - 1)  # more each time, so that some stays
+            had_room = self._make_room_in(verdict.bucket, growth_bytes, deadline_s, spare_bytes)
             try:
                 stored = self._catalog.change(self._store, deadline_s)
             except _NotCompared:
                 pass
-            except StorageFull as full:  # others took the room that was made in the bucket
-                refusals_left -= 1
-                if full.code != QUOTA_EXCEEDED or not refusals_left:
+            except StorageFull as full:
+                if full.code != QUOTA_EXCEEDED or not had_room:
                     raise
+                refusals += 1
+                if refusals == QUOTA_ATTEMPTS_MAX:
+                    raise Busy(
+                        f"others fill bucket {self._bucket_name!r} as fast as room is made in it; "
+                        "try again"
+                    ) from full
             else:
                 for each in stored:
                     each.staged.keep()

@@ -114,22 +114,30 @@ class ExtentEvictor(StoreRoom):
             finally:
                 self._evicting.release()
 
-    def make_room_in(self, bucket: BucketRow, growth_bytes: int, deadline_s: float) -> None:
-        """Evict from a bucket what its quota wants gone before it grows. Raises `Busy` where others
-        evict until the deadline, `StoreTimeout`, `Unavailable`.
+    def make_room_in(
+        self, bucket: BucketRow, growth_bytes: int, deadline_s: float, spare_bytes: int = 0
+    ) -> bool:
+        """Evict from a bucket what its quota wants gone before it grows, and `spare_bytes` more
+        where they can be had. Whether there was room for the growth then; without a quota, and
+        where nothing may be evicted, there was none to make. Raises `Busy` where others evict until
+        the deadline, `StoreTimeout`, `Unavailable`.
         """
         quota_bytes = bucket.info.policy.quota_bytes
         if quota_bytes is None or not self.rules.evicts or not 0 < growth_bytes <= quota_bytes:
-            return
+            return False
+        room_bytes = min(growth_bytes + spare_bytes, quota_bytes)
         for _ in range(QUOTA_TURNS_MAX):  # extents come free, objects count
-            with self._catalog.reading() as view:
-                stored_bytes = view.totals(bucket.number).stored_bytes
-            over_bytes = stored_bytes + growth_bytes - quota_bytes
+            over_bytes = self._stored_bytes(bucket) + room_bytes - quota_bytes
             if over_bytes <= 0:
-                return
+                return True
             wanted_bytes = over_bytes + quota_bytes // QUOTA_PART
             if not self.evict(wanted_bytes, self._catalog.change, bucket.number, deadline_s):
-                return
+                break
+        return self._stored_bytes(bucket) + growth_bytes <= quota_bytes
+
+    def _stored_bytes(self, bucket: BucketRow) -> int:
+        with self._catalog.reading() as view:
+            return view.totals(bucket.number).stored_bytes
 
     # --- for the upkeep ---
 

@@ -17,6 +17,7 @@ from objectcache_schemas.errors import Busy, StorageFull
 from objectcache_schemas.limits import KIB
 from objectcache_schemas.records import BucketPolicy
 from objectcache_storage_server.engines.shared.index.replayed_change import ReplayedChange
+from objectcache_storage_server.engines.shared.judge_shared import QUOTA_ATTEMPTS_MAX
 from objectcache_storage_server.engines.shared.upkeep import evict_extents
 from objectcache_storage_server.engines.shared.upkeep.evict_extents import FULL_GRACES
 from objectcache_storage_server.engines.shared.upkeep.lead_upkeep import NotLeading
@@ -95,6 +96,72 @@ def test_servers_that_fill_one_bucket_at_once_are_not_refused(start: Start) -> N
         for done in [pool.submit(fill, first, "a"), pool.submit(fill, second, "b")]:
             done.result()
     assert 0 < len(first.stored_keys()) <= 6
+
+
+class Takers:
+    """Others that put into a bucket each time that a server has made room there."""
+
+    def __init__(self, server: UpkeptServer, other: UpkeptServer, monkeypatch: Any) -> None:
+        self.taken_chunks: list[int] = []  # at most, each time
+        self.asked_spare_bytes: list[int] = []
+        self._other = other
+        self._make = server.engine.upkeep.evictor.make_room_in
+        monkeypatch.setattr(server.engine.upkeep.evictor, "make_room_in", self._make_room_in)
+
+    def _make_room_in(self, bucket: Any, growth: int, deadline_s: float, spare: int = 0) -> bool:
+        had_room = self._make(bucket, growth, deadline_s, spare)
+        self.asked_spare_bytes.append(spare)
+        taken = self.taken_chunks.pop(0) if self.taken_chunks else 0
+        for number in range(taken):
+            if len(self._other.stored_keys()) == 6:
+                break
+            self._other.put([f"taken-{len(self.asked_spare_bytes)}-{number}"])
+        return had_room
+
+
+def filled(start: Start, name: str) -> UpkeptServer:
+    """A server whose bucket is as full as its quota lets it be."""
+    server = start()
+    server.engine.create_bucket(KV)
+    server.engine.set_policy(KV.name, BucketPolicy(quota_bytes=6 * CHUNK_BYTES))
+    for number in range(6):
+        server.put([f"{name}-{number}"])
+    return server
+
+
+def test_a_put_whose_room_others_take_again_and_again_asks_for_more_each_time(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = filled(start, "first")
+    takers = Takers(server, start(), monkeypatch)
+    takers.taken_chunks = [3] * 5  # at once: fewer than the room that is made in the end
+    server.put(["late"])
+    assert "late" in server.stored_keys()
+    assert takers.asked_spare_bytes == [0, CHUNK_BYTES, 3 * CHUNK_BYTES]
+
+
+def test_a_put_whose_room_others_always_take_is_busy_and_not_over_its_quota(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = filled(start, "first")
+    takers = Takers(server, start(), monkeypatch)
+    takers.taken_chunks = [6] * 100
+    with pytest.raises(Busy, match="others fill bucket 'kv'"):
+        server.put(["late"])
+    assert len(takers.asked_spare_bytes) == QUOTA_ATTEMPTS_MAX
+    takers.taken_chunks = []
+    server.put(["late"])
+
+
+def test_a_quota_of_what_cannot_go_refuses_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = filled(start, "first")
+    server.engine.pin(KV.name, server.stored_keys(), True)
+    takers = Takers(server, start(), monkeypatch)
+    with pytest.raises(StorageFull, match="over its quota_bytes"):
+        server.put(["late"])
+    assert len(takers.asked_spare_bytes) == 1
 
 
 def test_a_prefix_goes_from_its_end(start: Start) -> None:
