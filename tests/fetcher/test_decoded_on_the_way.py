@@ -112,10 +112,14 @@ def test_a_byte_that_changes_fails_its_delivery_behind_the_layers_before_it(
         with delivery:
             with pytest.raises(DeliveryFailed) as caught:
                 delivery.wait(BOUND_S)
-            assert caught.value.details.layer == layer
-            for there in range(layer):
+            missing = caught.value.details.layer
+            assert missing is not None
+            for there in range(missing):
                 assert np.array_equal(delivery.ready_layer(there), DATA[:, there])
-            if transport != "body":  # which is cut, and says nothing
+            if transport == "body":  # which is cut, and says nothing
+                assert missing == layer
+            else:  # layers are announced over the fabric, which the session may overtake
+                assert missing <= layer
                 assert KEYS[chunk] in str(caught.value)
         log = tmp_path / "fetcher.log"
         wait_until(

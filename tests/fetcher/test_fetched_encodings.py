@@ -160,10 +160,13 @@ def test_chunks_of_less_than_the_whole_prefix_and_parts_of_it_are_decoded(
 
 def change_byte_of_newest_layer(fetcher: RunningFetcher) -> tuple[int, int]:
     """Where the prefix has landed, in the last layer that has: its chunk, and the layer."""
-    folder = Path(f"/proc/{fetcher.process.pid}/fd")
-    files = [one for one in folder.iterdir() if "memfd:objectcache" in os.readlink(one)]
-    for file in files:
-        descriptor = os.open(file, os.O_RDWR)
+    for file in Path(f"/proc/{fetcher.process.pid}/fd").iterdir():
+        try:
+            if "memfd:objectcache" not in os.readlink(file):
+                continue
+            descriptor = os.open(file, os.O_RDWR)
+        except FileNotFoundError:  # it is closed meanwhile
+            continue
         try:
             landed = os.pread(descriptor, DATA.nbytes, 0)
             directory = directory_in(landed)

@@ -413,7 +413,12 @@ def change_byte_of_second_layer(fetcher: RunningFetcher) -> None:
     place = LANDING_BYTES // 2 + (LAYOUT.per_layer_chunk_bytes * CHUNKS) // 8
     folder = Path(f"/proc/{fetcher.process.pid}/fd")
     for file in folder.iterdir():
-        if "memfd:objectcache" in os.readlink(file) and file.stat().st_size == LANDING_BYTES:
+        try:
+            is_it = "memfd:objectcache" in os.readlink(file)
+            is_it = is_it and file.stat().st_size == LANDING_BYTES
+        except FileNotFoundError:  # it is closed meanwhile
+            continue
+        if is_it:
             with file.open("r+b", buffering=0) as memory:
                 memory.seek(place)
                 (byte,) = memory.read(1)
