@@ -78,10 +78,11 @@ class Delivery(DeliveryFacts):
 
         A chunkwise delivery's layers are usable together, at its end, and their views are strided.
         Raises `InvalidRequest` for a layer that was not asked for. Raises `DeliveryFailed`
-        (`details.layer` is the first that did not arrive) when the delivery ended early or, with
-        the delivery going on, after `timeout_s`. Without one the fetch's timeout bounds the time in
-        which nothing arrives. A layer that came encoded is decoded here, in the calling thread, the
-        first time that it is asked for; `DeliveryFailed` names the chunk in which it is damaged.
+        (`details.layer` is the first that is not known to have arrived) when the delivery ended
+        early or, with the delivery going on, after `timeout_s`. Without one the fetch's timeout
+        bounds the time in which nothing arrives. A layer that came encoded is decoded here, in the
+        calling thread, the first time that it is asked for; `DeliveryFailed` names the chunk in
+        which it is damaged.
         """
         self.wait_begins(layer)
         self._progress.wait(layer, timeout_s)

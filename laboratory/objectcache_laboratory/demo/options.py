@@ -35,7 +35,7 @@ class DemoOptions:
     model: ModelConfig = DEFAULT_MODEL
     output_dir: Path = DEFAULT_OUTPUT_DIR  # of the timeline and the server's log
     json_file: Path | None = None
-    start_timeout_s: float = 120.0  # for the server to come up, several processes one after another
+    start_timeout_s: float = 120.0  # for the server to come up, on a busy machine too
 
     def __post_init__(self) -> None:
         for name, lowest, highest in (
