@@ -131,9 +131,12 @@ def test_a_bucket_goes_to_a_shared_store_in_two_runs_and_back(
 
     halting = command(local, shared, BUCKET, run=("-c", HALTING))
     first = subprocess.Popen(halting, env=own_environment() | KEY_PAIR, stderr=subprocess.PIPE)
-    wait_until(lambda: BUCKET in buckets(shared) and bool(stored(shared)), "the first chunks")
-    first.send_signal(signal.SIGINT)
-    _, said = first.communicate(timeout=60)
+    try:
+        wait_until(lambda: BUCKET in buckets(shared) and bool(stored(shared)), "the first chunks")
+        first.send_signal(signal.SIGINT)
+        _, said = first.communicate(timeout=60)
+    finally:
+        first.kill()
     assert first.returncode == 130, said
     assert b"goes on" in said
     held = len(stored(shared))
