@@ -49,9 +49,9 @@ def test_a_slow_link_is_measured_by_a_plain_get_and_the_next_comes_encoded(
 ) -> None:
     assert (DATA.nbytes > landing_bytes) == (landing_bytes == 1 << 20)
     settings = (*SETTINGS, f"relay.landing_bytes={landing_bytes}")
-    for _ in range(ATTEMPTS):
+    for attempt in range(ATTEMPTS):
         with (
-            RunningFetcher(server, tmp_path / "fetcher.log", *settings) as fetcher,
+            RunningFetcher(server, tmp_path / f"fetcher-{attempt}.log", *settings) as fetcher,
             fetcher.client("shared_memory") as client,
         ):
             first, *others = (comes_encoded(fetcher, client) for _ in range(3))
