@@ -58,15 +58,14 @@ def shared(tmp_path: Path) -> Iterator[RunningFleet]:
 # The command, which copies the first puts and then none until it is interrupted: however quick it
 # is, and however slow who interrupts it.
 HALTING = """
-import itertools, runpy, time
+import itertools, runpy, threading
 from objectcache_operations.admin.copying import copy_chunks
 
 batches = copy_chunks.batches
 
 def first_batches(*of):
     yield from itertools.islice(batches(*of), 10)
-    while True:  # the signal may come to another thread, which would not end a longer sleep
-        time.sleep(0.05)
+    threading.Event().wait()
 
 copy_chunks.batches = first_batches
 runpy.run_module("objectcache_operations", run_name="__main__")
