@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from objectcache_relay.decoding.decoded_regions import DecodedRegions
 from objectcache_relay.decoding.worker_pool import WorkerPool
 from objectcache_relay.forward_get import ForwardMeans
 from objectcache_runtime.metrics.metric_families import (
@@ -17,13 +18,15 @@ from objectcache_runtime.metrics.metric_families import (
 )
 
 
-def relay_page(means: ForwardMeans, pool: WorkerPool | None = None) -> MetricsPage:
-    """All of them as text; those of workers where there are some."""
+def relay_page(
+    means: ForwardMeans, pool: WorkerPool | None, regions: DecodedRegions
+) -> MetricsPage:
+    """All of them as text; those of workers, and of what they decode into, where there are some."""
 
     def families() -> Iterator[Metric]:
         yield from relay_families(means)
         if pool is not None:
-            yield from worker_families(pool)
+            yield from worker_families(pool, regions)
 
     return MetricsPage(families)
 
@@ -98,7 +101,7 @@ def relay_families(means: ForwardMeans) -> Iterator[Metric]:
     )
 
 
-def worker_families(pool: WorkerPool) -> Iterator[Metric]:
+def worker_families(pool: WorkerPool, regions: DecodedRegions) -> Iterator[Metric]:
     """Those of a fetcher's workers, in the document's order."""
     counts = pool.counts
     yield level(
@@ -110,6 +113,12 @@ def worker_families(pool: WorkerPool) -> Iterator[Metric]:
         "fetcher_queued_bytes",
         "Decoded bytes of jobs that workers have not done.",
         pool.queued_bytes,
+    )
+    yield gauge(
+        "fetcher_decoded_region_bytes",
+        "Memory that is decoded into on the way to engines that share none.",
+        ("state",),
+        [(("held",), regions.held_bytes), (("waited_for",), regions.waiting_bytes)],
     )
     yield counter(
         "fetcher_decoded_bytes_total",

@@ -202,7 +202,7 @@ async def serve(process: ForwardingProcess, key: SigningKey, *, exit_with_stdin:
     watch = UpstreamWatch(relay.means.landings.upstream.ask, shared.endpoint, name=name)
     watch.start()
     reporters = process.reporters(relay, lambda: watch.is_answering)
-    page = relay_page(relay.means, relay.pool)
+    page = relay_page(relay.means, relay.pool, relay.decoded_regions)
     metrics = _serve_metrics(process.metrics_listen, f"{name}.metrics_listen", page, name)
     print(f"ready {name} {scheme}://{shown}", flush=True)
     logger.info("deliveries come from %s, pid %d", shared.endpoint, os.getpid())

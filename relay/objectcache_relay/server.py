@@ -111,7 +111,7 @@ class Relay:
         self._threads = ThreadPoolExecutor(UPSTREAM_THREADS, "upstream")
         self._copying = ThreadPoolExecutor(COPYING_THREADS, "copying")
         self.pool = pool
-        self._decoded_regions = DecodedRegions(relay.in_flight_bytes_max)
+        self.decoded_regions = DecodedRegions(relay.in_flight_bytes_max)
         fabric = FabricSettings(
             storage.nixl_devices, storage.nixl_ucx, relay.verbs_device or storage.verbs_device
         )
@@ -166,7 +166,7 @@ class Relay:
         """The way on for what workers decode, where there are some."""
         if self.pool is None:
             return sink
-        return DecodedSink(sink, self.pool, self._decoded_regions, get)
+        return DecodedSink(sink, self.pool, self.decoded_regions, get)
 
     async def start(
         self,
@@ -212,7 +212,7 @@ class Relay:
         self._copying.shutdown(wait=False)
 
     def _close(self) -> None:
-        self._decoded_regions.close()
+        self.decoded_regions.close()
         self.means.landings.regions.close()
         self.means.landings.upstream.close()
 

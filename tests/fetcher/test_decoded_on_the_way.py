@@ -144,6 +144,7 @@ def test_nothing_is_written_to_memory_that_the_engine_has_taken_back(
             worker.suspend()
         with bucket.fetch(KEYS, delivery="layerwise", target=target):
             fetcher.wait_queued(LAYER_BYTES)
+            assert fetcher.samples()["fetcher_decoded_region_bytes", "held"] >= LAYER_BYTES
         with pytest.raises(InvalidRequest, match="in use"):
             target.claim(0.5)  # the get has not ended where the workers are
         before = target.array.copy()
@@ -152,7 +153,9 @@ def test_nothing_is_written_to_memory_that_the_engine_has_taken_back(
         target.claim(BOUND_S).settle()
         time.sleep(0.5)  # in which a write that is late would be seen
         assert np.array_equal(before, target.array)
-        assert fetcher.samples()["fetcher_queued_bytes",] == 0
+        samples = fetcher.samples()
+        assert samples["fetcher_queued_bytes",] == 0
+        assert samples["fetcher_decoded_region_bytes", "held"] == 0
 
 
 @pytest.mark.skipif(not HAS_NIXL, reason="nixl-cu12 is not installed")

@@ -56,6 +56,11 @@ class DecodedRegions:
         return self._had.total()
 
     @property
+    def waiting_bytes(self) -> int:
+        """Bytes of regions that are wished for and not free."""
+        return sum(wish.length_bytes for wish in self._wishes)
+
+    @property
     def is_making(self) -> bool:
         """Whether a region is on its way in a thread."""
         return bool(self._making)

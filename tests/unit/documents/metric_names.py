@@ -18,6 +18,7 @@ from objectcache_gateway.dispatch_service.families import dispatch_families
 from objectcache_gateway.metrics.families import gateway_families
 from objectcache_gateway.metrics.levels import GatewayLevels
 from objectcache_gateway.metrics.request_counts import RequestCounts
+from objectcache_relay.decoding.decoded_regions import DecodedRegions
 from objectcache_relay.decoding.worker_pool import WorkerPool
 from objectcache_relay.forward_get import ForwardMeans
 from objectcache_relay.landing.forward_spans import ForwardTracer
@@ -64,7 +65,7 @@ def every_metric(data_dir: str) -> dict[str, Described]:
     of_dispatch = described(dispatch_families(cluster, Histogram(), Counts[tuple[str, str]](), 0.0))
     assert not of_storage.keys() & of_gateway.keys(), "a name means one thing"
     of_relay = described(relay_families(relay_means()))
-    of_fetcher = described(worker_families(asyncio.run(no_workers())))
+    of_fetcher = described(worker_families(asyncio.run(no_workers()), DecodedRegions(0)))
     return of_storage | of_gateway | of_admin | of_relay | of_fetcher | of_dispatch
 
 

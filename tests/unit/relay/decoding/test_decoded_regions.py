@@ -54,6 +54,9 @@ async def test_an_engine_has_no_more_than_it_leaves_to_others() -> None:
     for _ in range(5):
         await asked.ask("slow")
     assert asked.counts == {"slow": 3}
+    region_bytes = asked.got["slow"][0].length_bytes
+    assert asked.regions.held_bytes == 3 * region_bytes
+    assert asked.regions.waiting_bytes == 2 * region_bytes
     for _ in range(5):
         await asked.ask("other")
     assert asked.counts == {"slow": 3, "other": 1}
