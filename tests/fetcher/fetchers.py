@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -34,6 +36,20 @@ class RunningFetcher(RunningRelay):
             for (name, *labels), value in self.samples().items()
             if name == "fetcher_decoded_bytes_total"
         }
+
+    def memory_files(self) -> Iterator[int]:
+        """Descriptors of its shared memory, each open for as long as it is the last one."""
+        for file in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            try:
+                if "memfd:objectcache" not in os.readlink(file):
+                    continue
+                descriptor = os.open(file, os.O_RDWR)
+            except FileNotFoundError:  # it is closed meanwhile
+                continue
+            try:
+                yield descriptor
+            finally:
+                os.close(descriptor)
 
     def wait_queued(self, decoded_bytes: int) -> None:
         """Until so many bytes wait for its workers, or are with them."""

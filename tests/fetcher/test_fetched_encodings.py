@@ -160,32 +160,21 @@ def test_chunks_of_less_than_the_whole_prefix_and_parts_of_it_are_decoded(
 
 def change_byte_of_newest_layer(fetcher: RunningFetcher) -> tuple[int, int]:
     """Where the prefix has landed, in the last layer that has: its chunk, and the layer."""
-    for file in Path(f"/proc/{fetcher.process.pid}/fd").iterdir():
-        try:
-            if "memfd:objectcache" not in os.readlink(file):
-                continue
-            descriptor = os.open(file, os.O_RDWR)
-        except FileNotFoundError:  # it is closed meanwhile
+    for descriptor in fetcher.memory_files():
+        landed = os.pread(descriptor, DATA.nbytes, 0)
+        directory = directory_in(landed)
+        if directory is None:
             continue
-        try:
-            landed = os.pread(descriptor, DATA.nbytes, 0)
-            directory = directory_in(landed)
-            if directory is None:
-                continue
-            there = [
-                layer
-                for layer in range(LAYERS)
-                if any(landed[slice(*directory.layer_offsets[layer : layer + 2])][-1000:])
-            ]
-            layer = there[-2]  # the last may have landed in part
-            row = next(
-                one for one in directory.rows(layer) if one.codec is SliceCodec.PLANES_DEFLATE
-            )
-            place = row.offset_bytes + 2 * row.pitch_bytes + 100
-            os.pwrite(descriptor, bytes([landed[place] ^ 1]), place)
-            return row.first_chunk + 2, layer
-        finally:
-            os.close(descriptor)
+        there = [
+            layer
+            for layer in range(LAYERS)
+            if any(landed[slice(*directory.layer_offsets[layer : layer + 2])][-1000:])
+        ]
+        layer = there[-2]  # the last may have landed in part
+        row = next(one for one in directory.rows(layer) if one.codec is SliceCodec.PLANES_DEFLATE)
+        place = row.offset_bytes + 2 * row.pitch_bytes + 100
+        os.pwrite(descriptor, bytes([landed[place] ^ 1]), place)
+        return row.first_chunk + 2, layer
     raise AssertionError("it has landed nowhere")
 
 

@@ -45,20 +45,12 @@ class DecodedRegions:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._regions = LandingRegions(bytes_max, _made)
+        self.held_bytes = 0  # of regions that pieces are in; this and the next other threads read
+        self.waiting_bytes = 0  # of regions that are wished for and not free
         self._had = Counter[Hashable]()  # bytes, by engine
         self._wishes: deque[RegionWish] = deque()
         self._making: dict[RegionWish, bool] = {}  # whether somebody wants it still
         self._is_serving = False
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of regions that pieces are in."""
-        return self._had.total()
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of regions that are wished for and not free."""
-        return sum(wish.length_bytes for wish in self._wishes)
 
     @property
     def is_making(self) -> bool:
@@ -79,6 +71,7 @@ class DecodedRegions:
         length_bytes = region_bytes_for(max(PIECE_BYTES_MAX, slice_bytes))
         wish = RegionWish(engine, length_bytes, begin, refused)
         self._wishes.append(wish)
+        self.waiting_bytes += length_bytes
         self._serve()
         return wish
 
@@ -87,7 +80,7 @@ class DecodedRegions:
         if wish in self._making:
             self._making[wish] = False
         if wish in self._wishes:
-            self._wishes.remove(wish)
+            self._wait_no_more(wish)
             self._serve()
 
     def put(self, engine: Hashable, region: LandingRegion) -> None:
@@ -97,6 +90,7 @@ class DecodedRegions:
 
     def _has_less(self, engine: Hashable, length_bytes: int) -> None:
         self._had[engine] -= length_bytes
+        self.held_bytes -= length_bytes
         if not self._had[engine]:
             del self._had[engine]
         self._serve()
@@ -107,13 +101,18 @@ class DecodedRegions:
         self._is_serving = True
         try:
             while (wish := self._next()) is not None:
-                self._wishes.remove(wish)
+                self._wait_no_more(wish)
                 self._give(wish)
         finally:
             self._is_serving = False
 
+    def _wait_no_more(self, wish: RegionWish) -> None:
+        self._wishes.remove(wish)
+        self.waiting_bytes -= wish.length_bytes
+
     def _give(self, wish: RegionWish) -> None:
         self._had[wish.engine] += wish.length_bytes
+        self.held_bytes += wish.length_bytes
         region = self._regions.take_free(wish.length_bytes)
         if region is not None:
             wish.begin(region)

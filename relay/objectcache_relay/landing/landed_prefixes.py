@@ -123,8 +123,11 @@ class Landings:
 
     @property
     def read_queue_bytes(self) -> int:
-        """Bytes that were asked for, or wait for landing memory, and are not here yet."""
-        return self.grants.waiting_bytes + sum(one.awaited_bytes for one in self._running)
+        """Bytes that were asked for, or wait for landing memory, and are not here yet. From any
+        thread.
+        """
+        running = list(self._running)  # at one moment
+        return self.grants.waiting_bytes + sum(one.awaited_bytes for one in running)
 
     @property
     def moved_bytes(self) -> int:
